@@ -7,7 +7,7 @@ from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.broker.delay import TRANSACTION_TOPIC
 from tfmq.protocol.commands import LeaseProducerIds, ResumePartition
 from tfmq.protocol.delayed_handle import Handles, read_dues
-from tfmq.transaction import course
+from tfmq.transaction import apply_progress
 
 HOUR = 3_600_000
 
@@ -353,7 +353,7 @@ def test_a_repeat_that_comes_behind_a_restart_tells_no_handles(broker: Broker) -
 def test_an_answer_tells_no_more_handles_than_it_has_room_for(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(course, "DUES_MAX", 3)
+    monkeypatch.setattr(apply_progress, "DUES_MAX", 3)
     stream = broker.stream()
     began = broker.begin(stream, "x")
     for dues in (after(1000) + after(2000), after(1000) + after(2000), after(5000)):

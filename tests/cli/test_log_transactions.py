@@ -13,8 +13,8 @@ from journal.wal.entry import AppendMsg, Entry, Operation
 from journal.wal.store import JournalOptions, JournalStore
 from tests.cli.conftest import Cli
 from tfmq.cli.log_transactions import line_of_entry, row_of
-from tfmq.transaction import operations
-from tfmq.transaction.operations import Origin
+from tfmq.transaction import journal_records
+from tfmq.transaction.journal_records import Origin
 
 ORIGIN = Origin("order-42", False, 70, 1, 1_700_000_000_000, "billing")
 
@@ -51,11 +51,13 @@ def data(tmp_path: Path) -> Path:
         RealDisk(), str(tmp_path / "transactions"), new_id=lambda: 33, clock=SystemClock(), state=NoState(),
         options=JournalOptions(file_bytes=500),
     )  # fmt: skip
-    prepare = operations.Prepare(12, 1_700_000_001_000, ORIGIN, ((make_log_id(16, 2), "orders"),), (), 2, 0)
+    prepare = journal_records.Prepare(
+        12, 1_700_000_001_000, ORIGIN, ((make_log_id(16, 2), "orders"),), (), 2, 0
+    )
     store.append([piece(12, 1), piece(12, 2)])
-    store.append([Operation(*operations.pack(prepare))])
+    store.append([Operation(*journal_records.pack(prepare))])
     store.append([piece(12, 3, moved_from=44)])
-    store.append([Operation(*operations.pack(operations.Commit(12, 1_700_000_002_000)))])
+    store.append([Operation(*journal_records.pack(journal_records.Commit(12, 1_700_000_002_000)))])
     store.append([Operation(99, 13, b"?")])
     store.close()
     return tmp_path
@@ -172,17 +174,17 @@ def test_a_running_server_keeps_its_journal_to_itself(offline: Cli, data: Path, 
 
 def test_every_operation_has_a_line() -> None:
     said = [
-        operations.Rollback(1, 5), operations.LocalCommit(1, 5, ORIGIN, (), (), 3),
-        operations.LocalRollback(1, 5, ORIGIN),
-        operations.HeuristicCommit(1, 5), operations.HeuristicRollback(1, 5), operations.Forget(1, 5),
-        operations.GroupAbort("g", 4, "run", (1, 2), 5), operations.GroupForget("g", 5),
+        journal_records.Rollback(1, 5), journal_records.LocalCommit(1, 5, ORIGIN, (), (), 3),
+        journal_records.LocalRollback(1, 5, ORIGIN),
+        journal_records.HeuristicCommit(1, 5), journal_records.HeuristicRollback(1, 5), journal_records.Forget(1, 5),
+        journal_records.GroupAbort("g", 4, "run", (1, 2), 5), journal_records.GroupForget("g", 5),
     ]  # fmt: skip
     for place, operation in enumerate(said, 100):
-        content = Operation(*operations.pack(operation))
+        content = Operation(*journal_records.pack(operation))
         row = row_of(Entry(2, place, 50, content, 0))
         assert "reason" not in row
         line = line_of_entry(row)
         assert line.split()[0] == str(place) and row["operation"].upper() in line
     assert "of commit group 'g', sequence 4" in line_of_entry(
-        row_of(Entry(2, 1, 50, Operation(*operations.pack(said[6])), 0))
+        row_of(Entry(2, 1, 50, Operation(*journal_records.pack(said[6])), 0))
     )

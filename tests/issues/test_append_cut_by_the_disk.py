@@ -9,7 +9,7 @@ import pytest
 
 from tests.transaction.desk import ORDERS, Answer, Desk
 from tfmq.errors import NOT_DONE, UNKNOWN
-from tfmq.transaction import queue
+from tfmq.transaction import journal_writer
 from tfmq.transaction.requests import GroupCommit
 
 LARGE = b"x" * 5000
@@ -94,7 +94,7 @@ def test_its_offsets_stay_locked() -> None:
 
 
 def test_what_was_never_given_to_the_disk_was_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "APPEND_BYTES", 600)
+    monkeypatch.setattr(journal_writer, "APPEND_BYTES", 600)
     desk = Desk()
     first = desk.transact([(ORDERS, [b"first"])], turn=False)
     second = desk.transact([(ORDERS, [LARGE])], turn=False)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.transaction.desk import ORDERS, Desk
-from tfmq.transaction import convoy
+from tfmq.transaction import applier
 
 BATCHES = 4
 
@@ -44,7 +44,7 @@ def test_what_the_resumption_cut_away_is_written_again(keep: int) -> None:
 
 def test_a_slice_that_waited_for_its_room_meanwhile_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its room was taken by another partition's bytes, whose force was slow."""
-    monkeypatch.setattr(convoy, "WINDOW_BYTES", 2000)
+    monkeypatch.setattr(applier, "WINDOW_BYTES", 2000)
     desk = Desk(queued=True)
     payloads = on_its_way(desk)
     pace = desk.handler._applier.pace

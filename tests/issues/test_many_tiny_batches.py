@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.transaction.desk import BILLS, ORDERS, Desk
-from tfmq.transaction.transaction import Decision
+from tfmq.transaction.model import Decision
 
 
 def many(desk: Desk, name: str, count: int) -> None:
@@ -20,7 +20,7 @@ def many(desk: Desk, name: str, count: int) -> None:
 def test_a_large_decision_is_counted_by_a_worker_and_what_comes_behind_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tfmq.transaction.applying.COUNTED_AT_ONCE", 5)
+    monkeypatch.setattr("tfmq.transaction.applier.COUNTED_AT_ONCE", 5)
     counted: list[bool] = []
     inside = [False]
     count = Decision.count
@@ -54,7 +54,7 @@ def test_a_large_decision_is_counted_by_a_worker_and_what_comes_behind_waits(
 
 
 def test_a_partition_gets_many_tiny_batches_by_a_convoy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.transaction.slices.ENTRIES_AT_ONCE", 3)
+    monkeypatch.setattr("tfmq.transaction.slicer.ENTRIES_AT_ONCE", 3)
     desk = Desk()
     reads: list[int] = []
     read_cached = desk.store._journal.read_cached

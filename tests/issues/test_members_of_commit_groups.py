@@ -40,7 +40,7 @@ def test_open_leftovers_end_although_the_disk_refuses_their_own_records(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each record in an append of its own, and all but the group's refused: nobody else would end them."""
-    monkeypatch.setattr("tfmq.transaction.queue.APPEND_BYTES", 1)
+    monkeypatch.setattr("tfmq.transaction.journal_writer.APPEND_BYTES", 1)
     desk = Desk()
     good, left = member(desk, "good"), member(desk, "left", prepare=False, run="run2")
     desk.disk.faults.fail("write", nth=2, error=errno.ENOSPC)

@@ -4,11 +4,11 @@ import pytest
 
 from tests.transaction.desk import Desk
 from tests.transaction.targets import Row
-from tfmq.transaction import group_commits
+from tfmq.transaction import commit_group_commands
 
 
 def test_a_group_with_too_many_offsets_is_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_commits, "PLACES_MAX", 2)
+    monkeypatch.setattr(commit_group_commands, "PLACES_MAX", 2)
     desk = Desk()
     members = [desk.member("query", 1) for _ in range(3)]
     for number, member in enumerate(members):

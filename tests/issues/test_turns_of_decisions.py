@@ -4,7 +4,7 @@ import time
 
 from journal.record.format import make_log_id
 from tests.transaction.desk import Desk
-from tfmq.transaction.applying import TURN_BYTES
+from tfmq.transaction.applier import TURN_BYTES
 
 PAYLOAD = b"x" * 900_000
 

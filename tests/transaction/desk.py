@@ -19,10 +19,10 @@ from tests.transaction.targets import Targets
 from tfmq import limits as limits_table
 from tfmq.broker.timers import Timers
 from tfmq.errors import TfmqError
-from tfmq.transaction.handler import TransactionHandler
+from tfmq.transaction.coordinator import TransactionHandler
+from tfmq.transaction.model import Piece
 from tfmq.transaction.requests import Begin, GroupCommit, Member, Transact
 from tfmq.transaction.store import JournalTransactionStore
-from tfmq.transaction.transaction import Piece
 
 FOLDER = "/data/transactions"
 SETTINGS = {

@@ -18,11 +18,11 @@ from journal.testing.memory_disk import Moment
 from journal.wal.entry import AppendMsg, Entry, Operation
 from tfmq.apply_target import GroupPlaces
 from tfmq.transaction import states
-from tfmq.transaction.ledger import Ledger
-from tfmq.transaction.operations import Origin
+from tfmq.transaction.journal_records import Origin
+from tfmq.transaction.model import Decision, Locations, Piece, Slice, Transaction
 from tfmq.transaction.requests import Member
 from tfmq.transaction.store import JournalTransactionStore
-from tfmq.transaction.transaction import Decision, Locations, Piece, Slice, Transaction
+from tfmq.transaction.transaction_table import Ledger
 
 FOLDER = "data/transactions"
 DAY_MS = 86_400_000

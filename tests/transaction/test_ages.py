@@ -1,7 +1,7 @@
 """The oldest prepared transaction, whatever comes and goes."""
 
 from tests.scale import seeded
-from tfmq.transaction.ages import DEAD_MIN, Ages
+from tfmq.transaction.active_transactions import DEAD_MIN, Ages
 
 
 def test_without_any_there_is_no_oldest() -> None:

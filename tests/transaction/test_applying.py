@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from tests.transaction.desk import BILLS, FOLDER, ORDERS, Desk
-from tfmq.transaction.applying import LATE_SECONDS, TURN_BYTES
-from tfmq.transaction.line import PAUSE_SECONDS_MAX
+from tfmq.transaction.applier import LATE_SECONDS, PAUSE_SECONDS_MAX, TURN_BYTES
 
 
 def test_a_commit_is_answered_when_every_target_has_its_part() -> None:

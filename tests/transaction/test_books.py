@@ -8,7 +8,7 @@ import pytest
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tests.transaction.targets import Row
 from tfmq.errors import StaleEpoch
-from tfmq.transaction.books import DROPS_REMEMBERED, READ_ONLY_REMEMBERED, Books
+from tfmq.transaction.active_transactions import DROPS_REMEMBERED, READ_ONLY_REMEMBERED, Books
 
 
 def books(desk: Desk) -> Books:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from journal.testing import SimulatedClock
 from tests.transaction.desk import Answer, Session
 from tfmq.broker.timers import Timers
-from tfmq.transaction.checks import CHECKS_AT_ONCE, PAUSE_SECONDS_MAX, WAITS_PER_SESSION_MAX, Checks
+from tfmq.transaction.check_back import CHECKS_AT_ONCE, PAUSE_SECONDS_MAX, WAITS_PER_SESSION_MAX, Checks
 from tfmq.transaction.requests import Check
 
 

@@ -8,9 +8,9 @@ from tests.transaction.stores import BILLS, DAY_MS, ORDERS, Store
 from tfmq.errors import GroupFenced, GroupStale, NotAllowed
 from tfmq.transaction import states
 from tfmq.transaction.commit_groups import ABORTED_MS, FENCED_MAX, CommitGroups, Committed
+from tfmq.transaction.model import Transaction
 from tfmq.transaction.requests import Member
 from tfmq.transaction.states import WrongStep
-from tfmq.transaction.transaction import Transaction
 
 RUN = "run-1"
 

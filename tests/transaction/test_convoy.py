@@ -9,8 +9,8 @@ from journal.disk import RealDisk
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tests.transaction.targets import Targets
 from tfmq.apply_target import Mark
-from tfmq.transaction import convoy
-from tfmq.transaction.convoy import CONVOYS_MAX, WINDOW_BYTES, Pace
+from tfmq.transaction import applier
+from tfmq.transaction.applier import CONVOYS_MAX, WINDOW_BYTES, Pace
 
 MIB = 1 << 20
 
@@ -85,7 +85,7 @@ def test_no_more_than_the_window_is_written_and_not_forced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = 8 * MIB
-    monkeypatch.setattr(convoy, "WINDOW_BYTES", window)
+    monkeypatch.setattr(applier, "WINDOW_BYTES", window)
     desk = on_disk(tmp_path)
     began = large(desk, 30)
     desk.targets.automatic = False

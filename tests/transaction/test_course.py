@@ -1,8 +1,8 @@
 """A decision on its way: who waits is told once, and the truth."""
 
 from tfmq.errors import StorageStopped
-from tfmq.transaction.course import OFFSETS_MAX, Course
-from tfmq.transaction.transaction import Decision
+from tfmq.transaction.apply_progress import OFFSETS_MAX, Course
+from tfmq.transaction.model import Decision
 
 
 def course(batches: int = 0) -> Course:

@@ -15,7 +15,7 @@ from tests.scale import scaled
 from tests.transaction.desk import FOLDER, Desk
 from tests.transaction.stores import Store
 from tfmq.errors import Busy, DiskFull, StorageStopped
-from tfmq.transaction.epochs import AHEAD, RANGE, Epochs, first_epoch
+from tfmq.transaction.store import AHEAD, RANGE, Epochs, first_epoch
 
 Forced = Callable[[BaseException | None], None]
 

@@ -8,7 +8,7 @@ from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tests.transaction.targets import Row
 from tfmq.apply_target import GroupPlaces
 from tfmq.errors import NOT_DONE, DiskFull
-from tfmq.transaction.operations import Origin
+from tfmq.transaction.journal_records import Origin
 from tfmq.transaction.requests import Member
 
 

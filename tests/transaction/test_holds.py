@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from journal.wal.store import JournalFileInfo
 from tests.transaction.stores import ORDERS, Store
-from tfmq.transaction.holds import Holds
-from tfmq.transaction.operations import Origin
-from tfmq.transaction.transaction import WORDS, Transaction
+from tfmq.transaction.journal_records import Origin
+from tfmq.transaction.model import WORDS, Transaction
+from tfmq.transaction.transaction_table import Holds
 
 ORIGIN = Origin("x", False, 1, 1, 0)
 

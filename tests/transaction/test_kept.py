@@ -1,9 +1,9 @@
 """What is kept is counted with what each batch costs, and is nothing again when all have gone."""
 
 from tests.transaction.desk import ORDERS
-from tfmq.transaction.kept import Kept
-from tfmq.transaction.operations import Origin
-from tfmq.transaction.transaction import ENTRY_BYTES, Transaction
+from tfmq.transaction.journal_records import Origin
+from tfmq.transaction.model import ENTRY_BYTES, Transaction
+from tfmq.transaction.transaction_table import Kept
 
 
 def test_batches_count_with_their_headers_and_go_as_they_came() -> None:

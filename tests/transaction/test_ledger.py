@@ -31,14 +31,14 @@ from tests.transaction.stores import (
     piece,
 )
 from tfmq.apply_target import GroupPlaces
-from tfmq.transaction import operations, snapshot, states
+from tfmq.transaction import journal_records, snapshot, states
 from tfmq.transaction.commit_groups import CommitGroups
-from tfmq.transaction.ledger import Ledger
-from tfmq.transaction.operations import Origin
+from tfmq.transaction.journal_records import Origin
+from tfmq.transaction.model import Transaction
 from tfmq.transaction.outcomes import Outcomes
+from tfmq.transaction.producer_state import Streams
 from tfmq.transaction.requests import Member
-from tfmq.transaction.streams import Streams
-from tfmq.transaction.transaction import Transaction
+from tfmq.transaction.transaction_table import Ledger
 
 
 def make_ledger() -> Ledger:
@@ -68,10 +68,10 @@ class Life:
         self.sequence = {"g": 0, "h": 0}
         self.snapshots: list[tuple[int, Callable[[], bytes]]] = []
         self.settled_at: dict[int, int] = {}
-        self.enter(operations.Epochs(1 << 20, self.time_ms, b"k" * 16))
+        self.enter(journal_records.Epochs(1 << 20, self.time_ms, b"k" * 16))
 
-    def enter(self, operation: operations.Operation) -> None:
-        self.append(operation, Operation(*operations.pack(operation)))
+    def enter(self, operation: journal_records.Operation) -> None:
+        self.append(operation, Operation(*journal_records.pack(operation)))
 
     def append(self, said: Any, content: AppendMsg | Operation) -> None:
         self.place += self.random.randrange(1, 200)
@@ -122,7 +122,7 @@ class Life:
         if transaction is not None:
             topics = tuple(transaction.topics.items())
             offsets = (GroupPlaces("readers", 3, ((50, 0, 17, 0, 1),)),) * self.random.randrange(2)
-            said = operations.Prepare(
+            said = journal_records.Prepare(
                 transaction.epoch,
                 self.time_ms,
                 transaction.origin,
@@ -136,11 +136,11 @@ class Life:
 
     def commit(self) -> None:
         if (transaction := self.some(states.PREPARED)) is not None:
-            self.enter(operations.Commit(transaction.epoch, self.time_ms))
+            self.enter(journal_records.Commit(transaction.epoch, self.time_ms))
 
     def rollback(self) -> None:
         if (transaction := self.some(states.PREPARED)) is not None:
-            self.enter(operations.Rollback(transaction.epoch, self.time_ms))
+            self.enter(journal_records.Rollback(transaction.epoch, self.time_ms))
 
     def whole(self) -> None:
         transaction = self.begin()
@@ -148,14 +148,14 @@ class Life:
             self.send(transaction)
         topics = tuple(transaction.topics.items())
         self.enter(
-            operations.LocalCommit(
+            journal_records.LocalCommit(
                 transaction.epoch, self.time_ms, transaction.origin, topics, (), transaction.messages
             )
         )
 
     def give_up(self) -> None:
         if (transaction := self.some(states.OPEN)) is not None:
-            self.enter(operations.LocalRollback(transaction.epoch, self.time_ms, transaction.origin))
+            self.enter(journal_records.LocalRollback(transaction.epoch, self.time_ms, transaction.origin))
 
     def discard(self) -> None:
         if (transaction := self.some(states.OPEN)) is not None:
@@ -163,13 +163,13 @@ class Life:
 
     def by_hand(self) -> None:
         if (transaction := self.some(states.PREPARED)) is not None:
-            kind = self.random.choice((operations.HeuristicCommit, operations.HeuristicRollback))
+            kind = self.random.choice((journal_records.HeuristicCommit, journal_records.HeuristicRollback))
             self.enter(kind(transaction.epoch, self.time_ms))
 
     def forget(self) -> None:
         transaction = self.some(*states.HEURISTIC)
         if transaction is not None and transaction.settled:
-            self.enter(operations.Forget(transaction.epoch, self.time_ms))
+            self.enter(journal_records.Forget(transaction.epoch, self.time_ms))
 
     def settle(self) -> None:
         transaction = self.some(states.APPLYING, states.HEURISTIC_COMMITTED)
@@ -193,7 +193,9 @@ class Life:
         prepared = [e for e in known.members if self.ledger.transactions[e].prepared_ms] if known else []
         members = [e for e in prepared if self.random.random() < 0.7]
         dropped = [e for e in prepared if e not in members]
-        said = operations.GroupCommit(group, sequence, "r1", len(members), members, dropped, self.time_ms)
+        said = journal_records.GroupCommit(
+            group, sequence, "r1", len(members), members, dropped, self.time_ms
+        )
         if members:
             self.sequence[group] = sequence
             self.enter(said)
@@ -205,14 +207,14 @@ class Life:
             for epoch in self.ledger.groups.of_run(group, "r2")
             if self.ledger.transactions[epoch].prepared_ms
         ]
-        self.enter(operations.GroupAbort(group, self.sequence[group] + 1, "r2", dropped, self.time_ms))
+        self.enter(journal_records.GroupAbort(group, self.sequence[group] + 1, "r2", dropped, self.time_ms))
 
     def forget_group(self) -> None:
         if self.random.random() < 0.1:
-            self.enter(operations.GroupForget(self.random.choice(("g", "h")), self.time_ms))
+            self.enter(journal_records.GroupForget(self.random.choice(("g", "h")), self.time_ms))
 
     def lease(self) -> None:
-        self.enter(operations.Epochs(self.ledger.epochs_end + 10, self.time_ms, b"x" * 16))
+        self.enter(journal_records.Epochs(self.ledger.epochs_end + 10, self.time_ms, b"x" * 16))
 
     def move(self) -> None:
         """A batch is carried forward, as relocation does."""
@@ -360,7 +362,7 @@ def test_a_decision_over_several_transactions_comes_back_in_their_order() -> Non
         life.send(each)
         life.prepare(each)
     epochs = [each.epoch for each in reversed(made)]
-    life.enter(operations.GroupCommit("g", 1, "r1", 7, epochs, [], life.time_ms))
+    life.enter(journal_records.GroupCommit("g", 1, "r1", 7, epochs, [], life.time_ms))
     for found in (
         replayed(b"", life.entries),
         replayed(life.ledger.dump()(), []),
@@ -374,9 +376,9 @@ def test_a_decision_over_several_transactions_comes_back_in_their_order() -> Non
 def test_a_record_of_a_transaction_that_is_not_there_is_damage() -> None:
     ledger = make_ledger()
     ledger.load(b"")
-    for said in (operations.Commit(5, 1), operations.Rollback(5, 1), operations.Forget(5, 1)):
+    for said in (journal_records.Commit(5, 1), journal_records.Rollback(5, 1), journal_records.Forget(5, 1)):
         with pytest.raises(ValueError, match="no transaction 5"):
-            ledger.apply(entry_of(100, Operation(*operations.pack(said))))
+            ledger.apply(entry_of(100, Operation(*journal_records.pack(said))))
 
 
 def test_a_step_that_cannot_be_is_damage() -> None:
@@ -427,11 +429,11 @@ def test_behind_a_repair_a_record_without_its_transaction_is_left_out() -> None:
     ledger.load(b"")
     ledger.apply(Entry(KIND_FILLER, 50, 60, Filler(60), 0))
     for said in (
-        operations.Commit(5, 1),
-        operations.Rollback(5, 1),
-        operations.GroupCommit("g", 1, "r", 3, [5], [6], 1),
+        journal_records.Commit(5, 1),
+        journal_records.Rollback(5, 1),
+        journal_records.GroupCommit("g", 1, "r", 3, [5], [6], 1),
     ):
-        ledger.apply(entry_of(200, Operation(*operations.pack(said))))
+        ledger.apply(entry_of(200, Operation(*journal_records.pack(said))))
     assert not ledger.transactions
     assert ledger.groups.by_name["g"].last is not None
 
@@ -450,14 +452,14 @@ def test_behind_a_repair_epochs_count_as_given_out_where_a_record_has_them() -> 
 
 def is_lease(entry: Entry) -> bool:
     assert isinstance(entry.content, Operation)
-    return isinstance(operations.unpack(*entry.content), operations.Epochs)
+    return isinstance(journal_records.unpack(*entry.content), journal_records.Epochs)
 
 
 def test_times_only_go_forward_whatever_the_wall_clock_does() -> None:
     ledger = make_ledger()
     ledger.load(b"")
-    ledger.enter(1, operations.Epochs(10, 5000, b"k"))
-    ledger.enter(2, operations.Epochs(11, 3000, b"l"))
+    ledger.enter(1, journal_records.Epochs(10, 5000, b"k"))
+    ledger.enter(2, journal_records.Epochs(11, 3000, b"l"))
     assert ledger.time_ms == 5000
     assert ledger.outcomes.key == b"k"
 
@@ -468,11 +470,11 @@ def test_time_that_goes_on_forgets_outcomes_and_streams() -> None:
         life.epoch += 1
         life.ledger.begin(life.epoch, Origin(f"x{local}", local, 900 + local, 1, 0))
         origin = life.ledger.transactions[life.epoch].origin
-        life.enter(operations.LocalRollback(life.epoch, life.time_ms, origin))
+        life.enter(journal_records.LocalRollback(life.epoch, life.time_ms, origin))
     for _ in range(50):
         life.epoch += 1
         origin = life.ledger.begin(life.epoch, Origin(f"n{life.epoch}", False, 0, 0, 0)).origin
-        life.enter(operations.LocalRollback(life.epoch, life.time_ms, origin))
+        life.enter(journal_records.LocalRollback(life.epoch, life.time_ms, origin))
     assert life.ledger.streams.floor == 0 and len(life.ledger.outcomes) > 35
     life.time_ms += 2 * DAY_MS
     life.lease()
@@ -499,8 +501,8 @@ def test_each_snapshot_has_the_places_of_its_time() -> None:
 def test_epochs_never_go_back() -> None:
     ledger = make_ledger()
     ledger.load(b"")
-    ledger.enter(1, operations.Epochs(10, 1, b"k"))
-    ledger.enter(2, operations.Epochs(7, 1, b"k"))
+    ledger.enter(1, journal_records.Epochs(10, 1, b"k"))
+    ledger.enter(2, journal_records.Epochs(7, 1, b"k"))
     assert ledger.epochs_end == 10
 
 
@@ -531,14 +533,14 @@ def test_bytes_are_counted_while_the_journal_keeps_them() -> None:
         life.prepare(each)
     sizes = [each.size_bytes for each in (one, two, three)]
     assert life.ledger.kept.size_bytes == sum(sizes)
-    life.enter(operations.Rollback(one.epoch, life.time_ms))
-    life.enter(operations.HeuristicRollback(two.epoch, life.time_ms))
+    life.enter(journal_records.Rollback(one.epoch, life.time_ms))
+    life.enter(journal_records.HeuristicRollback(two.epoch, life.time_ms))
     assert life.ledger.kept.size_bytes == sizes[2]
-    life.enter(operations.HeuristicCommit(three.epoch, life.time_ms))
+    life.enter(journal_records.HeuristicCommit(three.epoch, life.time_ms))
     assert life.ledger.kept.size_bytes == sizes[2]
     life.settle()
     assert life.ledger.kept.size_bytes == 0
-    life.enter(operations.Forget(three.epoch, life.time_ms))
+    life.enter(journal_records.Forget(three.epoch, life.time_ms))
     assert life.ledger.kept.size_bytes == 0
     assert life.ledger.outcome(three.xid) is not None or not three.xid
 

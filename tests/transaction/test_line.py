@@ -9,7 +9,7 @@ from tests.transaction.desk import BILLS, ORDERS, Desk
 from tests.transaction.targets import Row
 from tfmq.apply_target import ARRIVALS_KEY, OFFSETS_KEY, Applied, Effect, Schedule
 from tfmq.errors import StorageStopped
-from tfmq.transaction.line import PAUSE_SECONDS, PAUSE_SECONDS_MAX
+from tfmq.transaction.applier import PAUSE_SECONDS, PAUSE_SECONDS_MAX
 
 
 def applies(desk: Desk, key: int) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.transaction.desk import BILLS, ORDERS, Desk
 from tests.transaction.targets import Row
-from tfmq.transaction.listing import TARGETS_DESCRIBED
+from tfmq.transaction.queries import TARGETS_DESCRIBED
 from tfmq.transaction.requests import Member
 
 
@@ -202,7 +202,7 @@ def test_a_state_that_a_power_cut_could_take_back_is_called_what_is_under_way() 
 
 def test_a_page_looks_at_a_bounded_number_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A filter that fits nothing must not walk all of a million in one request."""
-    monkeypatch.setattr("tfmq.transaction.listing.LOOKED_MAX", 4)
+    monkeypatch.setattr("tfmq.transaction.queries.LOOKED_MAX", 4)
     desk = Desk()
     began = [desk.begin(f"x{number}") for number in range(10)]
     desk.prepared("wanted")

@@ -1,6 +1,6 @@
 """What is known of a live transaction begins empty."""
 
-from tfmq.transaction.live import Live
+from tfmq.transaction.active_transactions import Live
 
 
 def test_a_new_one_has_nothing_set_aside_and_nobody_waiting() -> None:

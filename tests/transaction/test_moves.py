@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.transaction.stores import ORDERS
-from tfmq.transaction.moves import Moves
-from tfmq.transaction.operations import Origin
-from tfmq.transaction.transaction import WORDS, Locations, Transaction
+from tfmq.transaction.journal_records import Origin
+from tfmq.transaction.model import WORDS, Locations, Transaction
+from tfmq.transaction.transaction_table import Moves
 
 
 def made(epoch: int, *places: int) -> Transaction:

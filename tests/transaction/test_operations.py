@@ -12,8 +12,8 @@ from journal.wal import entry
 from tests import paths
 from tests.scale import scaled, seeded
 from tfmq.apply_target import GroupPlaces
-from tfmq.transaction import operations
-from tfmq.transaction.operations import Origin
+from tfmq.transaction import journal_records
+from tfmq.transaction.journal_records import Origin
 from tfmq.transaction.requests import Member
 
 GOLDEN = paths.TESTS / "golden" / "operations.hex"
@@ -23,24 +23,26 @@ MEMBER = ORIGIN._replace(xid="part-1", member=Member("query", 12, "run-1"))
 OFFSETS = (GroupPlaces("readers", 5, ((50, 0, 1234, 0, 1), (50, 1, 99, 3, -1))),)
 TOPICS = ((50 << 24, "orders"), (51 << 24 | 3, "bills"))
 
-ALL: dict[str, operations.Operation] = {
-    "prepare": operations.Prepare(17, 1_700_000_000_500, ORIGIN, TOPICS, OFFSETS, 12, 0),
-    "prepare of a member": operations.Prepare(
+ALL: dict[str, journal_records.Operation] = {
+    "prepare": journal_records.Prepare(17, 1_700_000_000_500, ORIGIN, TOPICS, OFFSETS, 12, 0),
+    "prepare of a member": journal_records.Prepare(
         18, 1_700_000_000_500, MEMBER, TOPICS, (), 1, 1_700_086_400_000
     ),
-    "commit": operations.Commit(17, 1_700_000_000_600),
-    "rollback": operations.Rollback(17, 1_700_000_000_600),
-    "local commit": operations.LocalCommit(
+    "commit": journal_records.Commit(17, 1_700_000_000_600),
+    "rollback": journal_records.Rollback(17, 1_700_000_000_600),
+    "local commit": journal_records.LocalCommit(
         19, 1_700_000_000_700, Origin("", True, 4001, 1, 1_700_000_000_690), TOPICS[:1], (), 10
     ),
-    "local rollback": operations.LocalRollback(20, 1_700_000_000_800, ORIGIN),
-    "heuristic commit": operations.HeuristicCommit(17, 1_700_000_000_900),
-    "heuristic rollback": operations.HeuristicRollback(17, 1_700_000_000_900),
-    "forget": operations.Forget(17, 1_700_000_001_000),
-    "epochs": operations.Epochs(1 << 20, 1_700_000_000_000, bytes(range(16))),
-    "group commit": operations.GroupCommit("query", 12, "run-1", 1000, (18, 21), (22,), 1_700_000_002_000),
-    "group abort": operations.GroupAbort("query", 13, "run-2", (23,), 1_700_000_003_000),
-    "group forget": operations.GroupForget("query", 1_700_000_004_000),
+    "local rollback": journal_records.LocalRollback(20, 1_700_000_000_800, ORIGIN),
+    "heuristic commit": journal_records.HeuristicCommit(17, 1_700_000_000_900),
+    "heuristic rollback": journal_records.HeuristicRollback(17, 1_700_000_000_900),
+    "forget": journal_records.Forget(17, 1_700_000_001_000),
+    "epochs": journal_records.Epochs(1 << 20, 1_700_000_000_000, bytes(range(16))),
+    "group commit": journal_records.GroupCommit(
+        "query", 12, "run-1", 1000, (18, 21), (22,), 1_700_000_002_000
+    ),
+    "group abort": journal_records.GroupAbort("query", 13, "run-2", (23,), 1_700_000_003_000),
+    "group forget": journal_records.GroupForget("query", 1_700_000_004_000),
 }
 
 
@@ -48,7 +50,7 @@ def lines() -> list[str]:
     return [
         f"{name}: {kind} {epoch} {payload.hex()}"
         for name, operation in ALL.items()
-        for kind, epoch, payload in [operations.pack(operation)]
+        for kind, epoch, payload in [journal_records.pack(operation)]
     ]
 
 
@@ -60,7 +62,7 @@ def test_the_bytes_are_those_of_the_golden_file() -> None:
 def test_the_golden_file_is_read(line: str) -> None:
     name, rest = line.split(": ")
     kind, epoch, payload = rest.split(" ")
-    assert operations.unpack(int(kind), int(epoch), bytes.fromhex(payload)) == ALL[name]
+    assert journal_records.unpack(int(kind), int(epoch), bytes.fromhex(payload)) == ALL[name]
 
 
 def test_the_worked_examples_of_the_page_are_in_the_golden_file() -> None:
@@ -72,43 +74,43 @@ def test_the_worked_examples_of_the_page_are_in_the_golden_file() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_was_packed_comes_back(name: str) -> None:
-    found = operations.unpack(*operations.pack(ALL[name]))
+    found = journal_records.unpack(*journal_records.pack(ALL[name]))
     assert found == ALL[name] and type(found) is type(ALL[name])
 
 
 def test_the_kinds_are_those_of_the_journal() -> None:
-    assert {operations.KINDS[type(each)] for each in ALL.values()} == set(entry.OPERATION_NAMES)
+    assert {journal_records.KINDS[type(each)] for each in ALL.values()} == set(entry.OPERATION_NAMES)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_fields_that_a_later_version_adds_are_left_out(name: str) -> None:
-    kind, epoch, payload = operations.pack(ALL[name])
+    kind, epoch, payload = journal_records.pack(ALL[name])
     fields = [*msgpack.unpackb(payload, use_list=False), "new", {"more": 1}]
-    assert operations.unpack(kind, epoch, msgpack.packb(fields)) == ALL[name]
+    assert journal_records.unpack(kind, epoch, msgpack.packb(fields)) == ALL[name]
 
 
 def test_an_origin_with_more_fields_is_read() -> None:
-    kind, epoch, payload = operations.pack(ALL["prepare of a member"])
+    kind, epoch, payload = journal_records.pack(ALL["prepare of a member"])
     time_ms, origin, *rest = msgpack.unpackb(payload, use_list=False)
     member = (*origin[-1], "new")
     data = msgpack.packb([time_ms, (*origin[:-1], member, "new"), *rest])
-    assert operations.unpack(kind, epoch, data) == ALL["prepare of a member"]
+    assert journal_records.unpack(kind, epoch, data) == ALL["prepare of a member"]
 
 
 def test_an_unknown_kind_is_named() -> None:
     with pytest.raises(ValueError, match="unknown kind 99"):
-        operations.unpack(99, 1, b"\x90")
+        journal_records.unpack(99, 1, b"\x90")
 
 
 def test_damage_raises_value_error_and_nothing_else() -> None:
     """Item 38, the payload's part: behind a checksum that holds by chance, or a bug, nothing worse than a refusal."""
     generator = seeded("operations")
-    packed = [operations.pack(each) for each in ALL.values()]
+    packed = [journal_records.pack(each) for each in ALL.values()]
     for _ in range(scaled(20_000)):
         kind, epoch, payload = generator.choice(packed)
         data = damaged(generator, payload)
         with contextlib.suppress(ValueError):
-            operations.unpack(kind, epoch, data)
+            journal_records.unpack(kind, epoch, data)
 
 
 def damaged(generator: random.Random, payload: bytes) -> bytes:
@@ -123,9 +125,15 @@ def damaged(generator: random.Random, payload: bytes) -> bytes:
 )
 @pytest.mark.parametrize("kind", sorted(entry.OPERATION_NAMES))
 def test_a_payload_of_another_shape_is_refused(kind: int, value: Any) -> None:
-    if kind in (operations.COMMIT, operations.ROLLBACK, operations.FORGET) and value[:1] == b"\x94":
+    if (
+        kind in (journal_records.COMMIT, journal_records.ROLLBACK, journal_records.FORGET)
+        and value[:1] == b"\x94"
+    ):
         return
-    if kind in (operations.HEURISTIC_COMMIT, operations.HEURISTIC_ROLLBACK) and value[:1] == b"\x94":
+    if (
+        kind in (journal_records.HEURISTIC_COMMIT, journal_records.HEURISTIC_ROLLBACK)
+        and value[:1] == b"\x94"
+    ):
         return
     with pytest.raises(ValueError, match="does not fit"):
-        operations.unpack(kind, 1, value)
+        journal_records.unpack(kind, 1, value)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scale import scaled
-from tfmq.transaction.order import SLACK, Order
+from tfmq.transaction.transaction_table import SLACK, Order
 
 
 @given(st.integers(0, 1 << 32))

@@ -11,8 +11,8 @@ from journal.errors import Full, Stopped
 from journal.wal.store import JournalOptions, JournalStore
 from tests.transaction.stores import ORDERS, Store, Written, piece
 from tfmq.transaction import states
-from tfmq.transaction.queue import APPEND_BYTES, CACHED_BYTES, CACHED_BYTES_MAX
-from tfmq.transaction.transaction import Piece, Transaction
+from tfmq.transaction.journal_writer import APPEND_BYTES, CACHED_BYTES, CACHED_BYTES_MAX
+from tfmq.transaction.model import Piece, Transaction
 
 
 def appends(store: Store) -> list[int]:
@@ -145,7 +145,7 @@ def test_what_is_gathered_when_a_file_is_begun_owns_its_bytes() -> None:
 
 
 def test_what_is_queued_behind_what_is_gathered_owns_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.transaction.queue.APPEND_BYTES", 1000)
+    monkeypatch.setattr("tfmq.transaction.journal_writer.APPEND_BYTES", 1000)
     store = Store(lazy=True, journal_file_bytes=4096)
     transaction = store.begin("x")
     queue(store, transaction, bytes(3000))
@@ -308,7 +308,7 @@ def test_much_that_nobody_waits_for_is_forced_all_the_same(monkeypatch: pytest.M
 
 
 def test_small_whole_transactions_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.transaction.queue.CACHED_BYTES_MAX", 250)
+    monkeypatch.setattr("tfmq.transaction.journal_writer.CACHED_BYTES_MAX", 250)
     store = Store()
     made = [store.transact([bytes(80)]) for _ in range(3)]
     assert [each.cached is not None for each in made] == [True, True, False]

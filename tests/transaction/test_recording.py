@@ -9,9 +9,9 @@ import pytest
 from tests.transaction.stores import BILLS, ORDERS, Store, Written
 from tfmq.apply_target import GroupPlaces
 from tfmq.transaction import states
+from tfmq.transaction.model import Transaction
 from tfmq.transaction.outcomes import Outcome
 from tfmq.transaction.states import WrongStep
-from tfmq.transaction.transaction import Transaction
 
 OFFSETS = (GroupPlaces("readers", 3, ((50, 0, 17, 0, 1),)),)
 

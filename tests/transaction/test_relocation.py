@@ -13,8 +13,8 @@ from journal.wal.store import JournalFileInfo
 from tests.scale import scaled
 from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, picture
 from tfmq.transaction import states
-from tfmq.transaction.relocation import ALIVE_FACTOR, FILES_MIN, plan
-from tfmq.transaction.transaction import Transaction
+from tfmq.transaction.compaction import ALIVE_FACTOR, FILES_MIN, plan
+from tfmq.transaction.model import Transaction
 
 FILE_BYTES = 16 << 10
 BOUND = FILES_MIN * FILE_BYTES
@@ -248,10 +248,10 @@ def test_what_is_lost_or_came_later_is_not_moved() -> None:
 
 
 def test_a_round_takes_so_much_and_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.transaction.relocation.ROUND_BYTES", 250)
+    monkeypatch.setattr("tfmq.transaction.compaction.ROUND_BYTES", 250)
     rows = [made((3100, 100), (1100, 200))]
     assert list(plan(rows, FILES, frozenset())) == [1100]
-    monkeypatch.setattr("tfmq.transaction.relocation.ROUND_BYTES", 5)
+    monkeypatch.setattr("tfmq.transaction.compaction.ROUND_BYTES", 5)
     assert list(plan(rows, FILES, frozenset())) == [1100], "at least one file"
 
 

@@ -6,9 +6,9 @@ from tests.transaction.desk import BILLS, ORDERS
 from tests.transaction.targets import Targets
 from tfmq import limits
 from tfmq.errors import Busy, DiskFull, StorageStopped, TransactionTooLarge, UnknownTopic
-from tfmq.transaction.operations import Origin
-from tfmq.transaction.reservations import Reservations
-from tfmq.transaction.transaction import Transaction
+from tfmq.transaction.active_transactions import Reservations
+from tfmq.transaction.journal_records import Origin
+from tfmq.transaction.model import Transaction
 
 
 def reservations(targets: Targets | None = None, **values: int) -> Reservations:

@@ -1,7 +1,7 @@
 """Who began what: counted by session, and the local ones end with it."""
 
 from tests.transaction.desk import Session
-from tfmq.transaction.sessions import Sessions
+from tfmq.transaction.active_transactions import Sessions
 
 
 def test_a_lost_session_gives_up_its_local_transactions_only() -> None:

@@ -10,10 +10,9 @@ from tests.transaction.desk import BILLS, ORDERS
 from tests.transaction.targets import Append, Targets
 from tfmq.apply_target import Delayed, Mark
 from tfmq.broker.timers import Timers
-from tfmq.transaction.applying import Applier
-from tfmq.transaction.course import Course
-from tfmq.transaction.settling import RETRY_SECONDS, SOON_SECONDS, Part, Settling
-from tfmq.transaction.transaction import Decision, Target
+from tfmq.transaction.applier import Applier
+from tfmq.transaction.apply_progress import RETRY_SECONDS, SOON_SECONDS, Course, Part, Settling
+from tfmq.transaction.model import Decision, Target
 
 
 class Scene:

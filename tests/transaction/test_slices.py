@@ -17,8 +17,8 @@ from journal.wal.entry import AppendMsg, Entry
 from tests.scale import scaled
 from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, entry_of, piece
 from tfmq.apply_target import ARRIVALS_KEY
-from tfmq.transaction.slices import PART, SLICE_BYTES, first_row, slices, slices_at_once, slices_of
-from tfmq.transaction.transaction import ROW_WORDS, SIZE_BITS, Slice
+from tfmq.transaction.model import ROW_WORDS, SIZE_BITS, Slice
+from tfmq.transaction.slicer import PART, SLICE_BYTES, first_row, slices, slices_at_once, slices_of
 
 MIB = 1 << 20
 

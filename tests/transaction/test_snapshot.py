@@ -16,13 +16,13 @@ from tests.scale import scaled, seeded
 from tests.transaction.stores import BILLS, ORDERS, Store, decided, picture, piece, row
 from tests.transaction.test_ledger import make_ledger
 from tfmq.apply_target import GroupPlaces
-from tfmq.transaction import operations, snapshot, states
-from tfmq.transaction.ledger import Ledger
-from tfmq.transaction.operations import Origin
+from tfmq.transaction import journal_records, snapshot, states
+from tfmq.transaction.journal_records import Origin
+from tfmq.transaction.model import Decision, Transaction
 from tfmq.transaction.outcomes import EVERYTHING
 from tfmq.transaction.requests import Member
 from tfmq.transaction.snapshot import Head
-from tfmq.transaction.transaction import Decision, Transaction
+from tfmq.transaction.transaction_table import Ledger
 
 GOLDEN = paths.TESTS / "golden" / "ledger.hex"
 HEAD = Head(1234, 5678, ((1,), (2,), (3,), (4,)))
@@ -146,18 +146,18 @@ def golden_ledger() -> Ledger:
     """A bit of everything that a snapshot can hold."""
     ledger = make_ledger()
     ledger.load(b"")
-    ledger.enter(100, operations.Epochs(1000, 5000, b"a key of sixteen"))
+    ledger.enter(100, journal_records.Epochs(1000, 5000, b"a key of sixteen"))
     for epoch, member in ((1, None), (2, Member("q", 3, "r")), (3, Member("q", 3, "r"))):
         origin = Origin(f"x{epoch}", False, 100 + epoch, 1, 4000, "payments", "a client", member)
         sent = piece(100 + epoch, 0, [b"one", b"two"])
         ledger.message(200 * epoch, AppendMsg(epoch, ORDERS, *sent[2:]))
         offsets = (GroupPlaces("readers", 3, ((50, 0, 17, 0, 1),)),)
-        said = operations.Prepare(epoch, 6000, origin, ((ORDERS, "orders"),), offsets, 2, 0)
+        said = journal_records.Prepare(epoch, 6000, origin, ((ORDERS, "orders"),), offsets, 2, 0)
         ledger.enter(200 * epoch + 100, said)
-    ledger.enter(800, operations.GroupCommit("q", 3, "r", 4, (3, 2), (), 7000))
-    ledger.enter(900, operations.GroupAbort("q", 4, "s", (), 7000))
+    ledger.enter(800, journal_records.GroupCommit("q", 3, "r", 4, (3, 2), (), 7000))
+    ledger.enter(900, journal_records.GroupAbort("q", 4, "s", (), 7000))
     local = Origin("local-4", True, 104, 1, 7000)
-    ledger.enter(1000, operations.LocalRollback(4, 7000, local))
+    ledger.enter(1000, journal_records.LocalRollback(4, 7000, local))
     return ledger
 
 
@@ -181,7 +181,7 @@ def test_a_snapshot_of_an_earlier_release_claims_nothing_of_what_it_has_forgotte
     found.load(ledger.dump()())
     assert found.streams.torn and not ledger.streams.torn
     assert found.local_outcomes.forgotten == EVERYTHING and found.outcomes.forgotten == 0
-    found.enter(1100, operations.Epochs(2000, 8000, b""))
+    found.enter(1100, journal_records.Epochs(2000, 8000, b""))
     assert found.local_outcomes.forgotten == 1999
 
 

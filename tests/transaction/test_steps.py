@@ -7,9 +7,9 @@ import pytest
 
 from tests.transaction.desk import ORDERS, Answer, Desk, Session
 from tfmq.errors import NOT_DONE, TfmqError
-from tfmq.transaction import refusals
+from tfmq.transaction import rejections
+from tfmq.transaction.commands import again, answer
 from tfmq.transaction.requests import Member
-from tfmq.transaction.steps import again, answer
 
 
 def full(desk: Desk) -> None:
@@ -20,9 +20,9 @@ def full(desk: Desk) -> None:
 def test_an_answer_is_an_error_where_its_force_failed() -> None:
     for told, refusal, error, code in (
         ("well", None, None, "ok"),
-        (None, refusals.committed(5), None, "transaction_committed"),
+        (None, rejections.committed(5), None, "transaction_committed"),
         ("well", None, OSError(), "internal_error"),
-        (None, refusals.committed(5), OSError(), "internal_error"),
+        (None, rejections.committed(5), OSError(), "internal_error"),
     ):
         done = Answer()
         answer(done, told, error, refusal)

@@ -22,9 +22,9 @@ from tests.scale import scaled
 from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, decided, picture, piece
 from tfmq.errors import DiskFull, StorageStopped
 from tfmq.transaction import states
+from tfmq.transaction.model import Transaction
 from tfmq.transaction.requests import Member
 from tfmq.transaction.store import LOCAL_OUTCOMES_MAX
-from tfmq.transaction.transaction import Transaction
 
 
 def kept(store: Store) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.transaction.stores import Store
 from tfmq.errors import BadRequest, SequenceGap, UnknownProducer, UnknownTransaction
-from tfmq.transaction.streams import Ending, Streams
+from tfmq.transaction.producer_state import Ending, Streams
 
 DAY_MS = 86_400_000
 NOW = 100 * DAY_MS

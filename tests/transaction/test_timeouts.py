@@ -3,7 +3,7 @@
 from journal.testing import SimulatedClock
 from tests.scale import seeded
 from tfmq.broker.timers import Timers
-from tfmq.transaction.timeouts import DEAD_MIN, Deadlines
+from tfmq.transaction.deadlines import DEAD_MIN, Deadlines
 
 
 class Watch:

@@ -10,8 +10,8 @@ import pytest
 from tests.scale import scaled
 from tests.transaction.stores import BILLS, ORDERS, Store
 from tfmq.transaction import states
-from tfmq.transaction.operations import Origin
-from tfmq.transaction.transaction import (
+from tfmq.transaction.journal_records import Origin
+from tfmq.transaction.model import (
     LOST,
     ROW_WORDS,
     Decision,

@@ -42,7 +42,7 @@ from tfmq.protocol.commands import (
 )
 from tfmq.protocol.delayed_handle import Handle, issuer, parse_handle, print_handle
 from tfmq.protocol.schema import DUE_BYTES, DUE_MAX
-from tfmq.transaction.transaction import Piece
+from tfmq.transaction.model import Piece
 
 NOT_HERE: Final = "The handle {text} is of another broker, or of data that this one had before."
 PAGE_BYTES: Final = 1 << 20

@@ -45,7 +45,7 @@ from tfmq.config import DEFAULT, Config
 from tfmq.errors import Busy
 from tfmq.protocol.commands import DescribeTopic, LeaseProducerIds, Locate
 from tfmq.settings import TOPIC_KEYS
-from tfmq.transaction.handler import TransactionHandler
+from tfmq.transaction.coordinator import TransactionHandler
 from tfmq.transaction.store import JournalTransactionStore
 
 log = logging.getLogger("tfmq.broker")

@@ -41,11 +41,11 @@ from tfmq.protocol.commands import (
 )
 from tfmq.protocol.delayed_handle import write_dues
 from tfmq.protocol.schema import TransactionDelayed
-from tfmq.transaction.handler import TransactionHandler
+from tfmq.transaction.coordinator import TransactionHandler
+from tfmq.transaction.model import Piece
 from tfmq.transaction.requests import Begin, Done, Ended, GroupCommit, Member
 from tfmq.transaction.requests import Transact as WholeTransaction
 from tfmq.transaction.store import JournalTransactionStore
-from tfmq.transaction.transaction import Piece
 
 COPY_BYTES: Final = 64 << 10
 """Smaller bodies are copied (5 us at most), so that none holds the memory in which a whole turn was received."""

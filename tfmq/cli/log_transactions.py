@@ -80,7 +80,7 @@ def _messages(content: AppendMsg) -> dict[str, Any]:
 
 def _said(content: Operation) -> dict[str, Any]:
     """What an operation says; its raw payload where that makes no sense."""
-    from tfmq.transaction.operations import unpack
+    from tfmq.transaction.journal_records import unpack
 
     try:
         found = unpack(*content)

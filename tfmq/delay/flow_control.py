@@ -16,7 +16,7 @@ from tfmq.apply_target import Mark
 from tfmq.delay.requests import Timers, Turn
 
 WINDOW_BYTES: Final = 512 << 10
-"""As for large transactions (`tfmq.transaction.convoy`), where it was measured."""
+"""As for large transactions (`tfmq.transaction.applier`), where it was measured."""
 SLICE_BYTES: Final = 256 << 10
 """One effect brings no more, unless one message alone is larger."""
 TURN_ROWS: Final = 1024

@@ -90,7 +90,7 @@ class RolledBack(NamedTuple):
 
 
 class Transact(NamedTuple):
-    """A whole local transaction: `pieces` as `tfmq.transaction.transaction.Piece`, `offsets` rows for
+    """A whole local transaction: `pieces` as `tfmq.transaction.model.Piece`, `offsets` rows for
     `Destination.check_offsets`.
     """
 

@@ -16,8 +16,8 @@ import msgpack
 
 from journal.errors import NewerFormat
 from tfmq.transaction import states
-from tfmq.transaction.operations import offsets_of, origin_of
-from tfmq.transaction.transaction import Decision, Locations, Transaction, packed, unpacked
+from tfmq.transaction.journal_records import offsets_of, origin_of
+from tfmq.transaction.model import Decision, Locations, Transaction, packed, unpacked
 
 VERSION: Final = 1
 NAME: Final = "the snapshot of the transactions"

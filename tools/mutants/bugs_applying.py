@@ -20,7 +20,7 @@ APPLIED: Final = (
     Mutant(
         "effects-overtake-one-another",
         "decisions are applied to a target one after the other",
-        "tfmq/transaction/line.py",
+        "tfmq/transaction/applier.py",
         "        while self._queue and not self.busy and self._timer is None:\n",
         "        while self._queue and self._timer is None:\n",
         [LINE, APPLYING],
@@ -28,7 +28,7 @@ APPLIED: Final = (
     Mutant(
         "refused-effect-behind-later-ones",
         "what a target refused comes before what was decided later",
-        "tfmq/transaction/line.py",
+        "tfmq/transaction/applier.py",
         "deque(sorted([*parts, *self._queue], key=lambda part: part.place))",
         "deque([*self._queue, *parts])",
         [LINE, APPLYING],
@@ -36,7 +36,7 @@ APPLIED: Final = (
     Mutant(
         "target-not-asked-after-an-error",
         "after an error a target is asked how far it is",
-        "tfmq/transaction/line.py",
+        "tfmq/transaction/applier.py",
         "    def _failed(self, error: BaseException) -> None:\n        self._known = False\n",
         "    def _failed(self, error: BaseException) -> None:\n        self._known = True\n",
         [LINE, APPLYING],
@@ -44,7 +44,7 @@ APPLIED: Final = (
     Mutant(
         "what-is-there-is-sent-again",
         "what a target has is not sent to it again",
-        "tfmq/transaction/line.py",
+        "tfmq/transaction/applier.py",
         "self._queue[0].place <= applied:\n",
         "self._queue[0].place < applied:\n",
         [CONVOY, LINE],
@@ -52,7 +52,7 @@ APPLIED: Final = (
     Mutant(
         "large-part-begins-anew-after-a-crash",
         "a part goes on behind the last message that is there",
-        "tfmq/transaction/line.py",
+        "tfmq/transaction/applier.py",
         "        self._after = applied[1] if applied is not None and head == applied[0] else 0\n",
         "        self._after = 0\n",
         [CONVOY],
@@ -60,7 +60,7 @@ APPLIED: Final = (
     Mutant(
         "joined-effect-under-the-first-place",
         "a shared effect stands for the last decision in it",
-        "tfmq/transaction/line.py",
+        "tfmq/transaction/applier.py",
         "        last = parts[-1]\n        effect = ",
         "        last = parts[0]\n        effect = ",
         [LINE, APPLYING],
@@ -68,7 +68,7 @@ APPLIED: Final = (
     Mutant(
         "gone-target-holds-up-its-transaction",
         "what was for a topic that is gone is dropped, counted and told",
-        "tfmq/transaction/line.py",
+        "tfmq/transaction/applier.py",
         "        if isinstance(error, UnknownTopic):\n            self.drop()\n            return\n",
         "",
         [LINE, APPLYING],
@@ -76,7 +76,7 @@ APPLIED: Final = (
     Mutant(
         "stopped-target-drops",
         "what a stopped target does not take waits for it",
-        "tfmq/transaction/line.py",
+        "tfmq/transaction/applier.py",
         "        if isinstance(error, UnknownTopic):\n",
         "        if error:\n",
         [LINE, APPLYING],
@@ -84,7 +84,7 @@ APPLIED: Final = (
     Mutant(
         "offset-told-before-it-is-forced",
         "an offset that was told stays",
-        "tfmq/transaction/line.py",
+        "tfmq/transaction/applier.py",
         "        if not mark.offsets or not self._applier.destination.forced(mark):\n",
         "        if not mark.offsets:\n",
         [LINE, APPLYING],
@@ -92,7 +92,7 @@ APPLIED: Final = (
     Mutant(
         "applied-before-all-targets-have-it",
         "a transaction is applied when every target has its part",
-        "tfmq/transaction/applying.py",
+        "tfmq/transaction/applier.py",
         "            course.left -= 1\n            if not course.left:\n                self._over(course)\n",
         "            course.left -= 1\n            self._over(course)\n",
         [APPLYING],
@@ -100,7 +100,7 @@ APPLIED: Final = (
     Mutant(
         "offsets-left-out",
         "offsets of a transaction are saved with it",
-        "tfmq/transaction/applying.py",
+        "tfmq/transaction/applier.py",
         "        if offsets:\n            self._put(OFFSETS_KEY, Part(course, OFFSETS_TARGET))\n",
         "        course.left -= offsets\n",
         [LINE],
@@ -108,7 +108,7 @@ APPLIED: Final = (
     Mutant(
         "resumed-target-not-given-what-it-lost",
         "what a target lost by a resumption is brought again",
-        "tfmq/transaction/applying.py",
+        "tfmq/transaction/applier.py",
         "            self._line(key).put_back(parts)\n",
         "            self._done(self._line(key), parts)\n",
         [APPLYING, SETTLING],
@@ -116,7 +116,7 @@ APPLIED: Final = (
     Mutant(
         "dropped-messages-not-told",
         "what was for a topic that is gone is dropped, counted and told",
-        "tfmq/transaction/applying.py",
+        "tfmq/transaction/applier.py",
         "            course.dropped += target.messages\n",
         "            course.dropped += 0\n",
         [APPLYING, LINE],
@@ -124,7 +124,7 @@ APPLIED: Final = (
     Mutant(
         "journal-let-go-before-the-force",
         "the journal keeps a decision until all of it is on the disk",
-        "tfmq/transaction/course.py",
+        "tfmq/transaction/apply_progress.py",
         "        return self.applied and not self.left and not self.unforced and not self.unsure\n",
         "        return self.applied and not self.left\n",
         [COURSE, SETTLING, APPLYING],
@@ -132,7 +132,7 @@ APPLIED: Final = (
     Mutant(
         "stuck-part-called-committed",
         "what a stopped target may lose is told as applying",
-        "tfmq/transaction/course.py",
+        "tfmq/transaction/apply_progress.py",
         "        there = self.applied and not self.left and not self.stuck\n",
         "        there = self.applied and not self.left\n",
         [APPLYING],
@@ -140,7 +140,7 @@ APPLIED: Final = (
     Mutant(
         "unforced-part-settled",
         "the journal keeps a decision until all of it is on the disk",
-        "tfmq/transaction/settling.py",
+        "tfmq/transaction/apply_progress.py",
         "        while written and self._destination.forced(written[0].mark):\n",
         "        while written:\n",
         [SETTLING],
@@ -148,7 +148,7 @@ APPLIED: Final = (
     Mutant(
         "readers-wait-for-the-flush",
         "readers of forced data see a commit soon",
-        "tfmq/transaction/settling.py",
+        "tfmq/transaction/apply_progress.py",
         "            self._timer = self._timers.after(SOON_SECONDS, self._ring)\n",
         "            self._timer = self._timers.after(10.0, self._ring)\n",
         [SETTLING],
@@ -156,7 +156,7 @@ APPLIED: Final = (
     Mutant(
         "large-part-not-in-one-piece",
         "a large part lies in one piece in its partition",
-        "tfmq/transaction/convoy.py",
+        "tfmq/transaction/applier.py",
         "            self._applier.destination.hold(self._line.key, self._applier.source)\n",
         "            pass\n",
         [CONVOY, APPLYING],
@@ -164,7 +164,7 @@ APPLIED: Final = (
     Mutant(
         "hold-leaked",
         "a partition is free again behind a large part, however that ended",
-        "tfmq/transaction/convoy.py",
+        "tfmq/transaction/applier.py",
         "            self._applier.destination.unhold(self._line.key)\n",
         "            pass\n",
         [CONVOY, APPLYING],
@@ -172,7 +172,7 @@ APPLIED: Final = (
     Mutant(
         "large-part-cut-short",
         "a part is there when its last message is",
-        "tfmq/transaction/convoy.py",
+        "tfmq/transaction/applier.py",
         "        elif found.last >= self._part.target.last:\n",
         "        elif found.last > 0:\n",
         [CONVOY],
@@ -180,7 +180,7 @@ APPLIED: Final = (
     Mutant(
         "convoy-s-place-leaked",
         "a convoy that ended makes room for the next",
-        "tfmq/transaction/convoy.py",
+        "tfmq/transaction/applier.py",
         "        self._applier.pace.leave()\n        self._done",
         "        self._done",
         [CONVOY],
@@ -188,7 +188,7 @@ APPLIED: Final = (
     Mutant(
         "convoy-goes-on-behind-a-resumption",
         "nothing is written over a gap that a resumption left",
-        "tfmq/transaction/convoy.py",
+        "tfmq/transaction/applier.py",
         "        self._recalled = StorageStopped(",
         "        StorageStopped(",
         [CONVOY, "tests/issues/test_convoy_over_a_resumption.py"],
@@ -196,7 +196,7 @@ APPLIED: Final = (
     Mutant(
         "settled-before-its-due-times-are-noted",
         "what is kept to tell due times is given back, or no handles of transactions are told any more",
-        "tfmq/transaction/course.py",
+        "tfmq/transaction/apply_progress.py",
         "not self.unforced and not self.unsure",
         "not self.unforced",
         [SETTLING],
@@ -204,7 +204,7 @@ APPLIED: Final = (
     Mutant(
         "window-not-kept",
         "a large transaction does not make others wait for its bytes",
-        "tfmq/transaction/convoy.py",
+        "tfmq/transaction/applier.py",
         "        return not self._unforced or self._unforced + size_bytes <= WINDOW_BYTES\n",
         "        return True\n",
         [CONVOY],

@@ -23,7 +23,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "decision-applied-before-its-force",
         "nothing of a transaction is visible before its decision is on the disk",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "        self.store.when_forced(decision.place, lambda error: self._forced(course, error))\n",
         "        self._forced(course, None)\n",
         [BOOKS, ENDING, HAZARDS, TRANSACTING],
@@ -31,7 +31,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "decision-applied-although-its-force-failed",
         "nothing is visible whose decision may be lost",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "            if error is None:\n                self.applier.start(first)\n",
         "            if first:\n                self.applier.start(first)\n",
         [BOOKS, ENDING, HAZARDS],
@@ -39,7 +39,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "prepared-keeps-its-place-in-the-session",
         "a prepared transaction takes no place of its session",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "        live_of(transaction).place = place\n        self._closed(transaction.epoch)\n        self._keep",
         "        live_of(transaction).place = place\n        self._keep",
         [BEGINNING],
@@ -47,7 +47,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "offsets-free-before-the-rollback-is-on-the-disk",
         "offsets in doubt are free when no crash brings them back",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "            self.store.when_forced(place, lambda error: self._unlock(locked, error))\n",
         "            self._unlock(locked, None)\n",
         [BOOKS, ENDING],
@@ -55,7 +55,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "offsets-of-a-commit-stay-locked",
         "offsets of a transaction that is over are free",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "                self.destination.unlock_offsets(transaction.epoch)\n            if course",
         "                pass\n            if course",
         [BOOKS, ENDING, APPLYING, HANDLER],
@@ -63,7 +63,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "offsets-free-after-a-start",
         "offsets in doubt are locked again before anybody can ask",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "            if transaction.offsets:\n                self.destination.lock_offsets(",
         "            if not transaction.epoch:\n                self.destination.lock_offsets(",
         [BOOKS, HANDLER],
@@ -71,7 +71,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "start-applies-in-any-order",
         "decisions are applied in the order of their places, also by a start",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "        for place in sorted(decisions):\n",
         "        for place in sorted(decisions, reverse=True):\n",
         [BOOKS, HANDLER, HAZARDS],
@@ -79,7 +79,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "space-of-a-prepared-one-given-away-by-a-start",
         "what is prepared has its space, also after a start",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "                self.reservations.restore(transaction.size_bytes)\n",
         "",
         [BOOKS, HANDLER],
@@ -87,7 +87,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "half-a-reservation-kept",
         "space is set aside at all targets, or at none",
-        "tfmq/transaction/reservations.py",
+        "tfmq/transaction/active_transactions.py",
         "            if taken:\n                self._destination.release(taken)\n            raise\n",
         "            raise\n",
         [RESERVATIONS],
@@ -95,7 +95,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "transactions-of-any-size",
         "a transaction has so many bytes, and no more",
-        "tfmq/transaction/reservations.py",
+        "tfmq/transaction/active_transactions.py",
         "        if found > self._bytes_max:\n",
         "        if found > self._bytes_max + size_bytes:\n",
         [RESERVATIONS],
@@ -103,7 +103,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "any-number-of-batches",
         "a transaction has so many batches, and no more",
-        "tfmq/transaction/reservations.py",
+        "tfmq/transaction/active_transactions.py",
         "        if rows > self._pieces_max:\n",
         "        if rows > self._pieces_max + 1:\n",
         [RESERVATIONS],
@@ -111,7 +111,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "named-transaction-ends-with-its-session",
         "only a local transaction ends with its session",
-        "tfmq/transaction/sessions.py",
+        "tfmq/transaction/active_transactions.py",
         "        return [epoch for epoch, local in epochs.items() if local]\n",
         "        return list(epochs)\n",
         [SESSIONS],
@@ -119,7 +119,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "cleared-time-still-ends-it",
         "a time that was cleared ends nothing",
-        "tfmq/transaction/timeouts.py",
+        "tfmq/transaction/deadlines.py",
         "            if self._times.get(epoch) == due:\n                del self._times[epoch]\n",
         "            if due:\n                self._times.pop(epoch, None)\n",
         [TIMEOUTS],
@@ -127,7 +127,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "earlier-time-waits-for-a-later-one",
         "a transaction ends in time, whatever else was set before",
-        "tfmq/transaction/timeouts.py",
+        "tfmq/transaction/deadlines.py",
         "        if self._timer is not None and self._armed <= due:\n            return\n",
         "        if self._timer is not None:\n            return\n",
         [TIMEOUTS],
@@ -135,7 +135,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "prepared-for-a-while-and-nobody-asked",
         "a transaction that is prepared for long is asked about",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "            self.checks.watch(transaction.epoch, transaction.origin.group, age_seconds)\n",
         "            self.checks.watch(transaction.epoch, transaction.origin.group, -1e9)\n",
         [BOOKS, HANDLER, PREPARING],
@@ -143,7 +143,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "asked-before-the-prepare-is-forced",
         "nobody is asked about a transaction before its prepare is on the disk",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "        self.store.when_forced(place, lambda error: self._surely_prepared(transaction, error))\n",
         "        self._surely_prepared(transaction, None)\n",
         [BOOKS],
@@ -151,7 +151,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "never-asked-behind-an-end-that-was-refused",
         "a transaction whose end was refused is asked about, whenever its prepare was forced",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "        if error is None and transaction.state in MAY_STAY_PREPARED:\n",
         "        if error is None and transaction.state == states.PREPARED:\n",
         [BOOKS],
@@ -159,7 +159,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "asked-about-once",
         "a transaction is asked about again until it ends",
-        "tfmq/transaction/checks.py",
+        "tfmq/transaction/check_back.py",
         "            self._later.set(epoch, min(self._check_seconds * 2.0**asked.count, PAUSE_SECONDS_MAX))\n",
         "",
         [CHECKS],
@@ -167,7 +167,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "asked-about-behind-its-end",
         "nobody is asked about a transaction that is over",
-        "tfmq/transaction/checks.py",
+        "tfmq/transaction/check_back.py",
         "            due.pop(epoch, None)\n            if not due:\n                del self._due[asked.group]\n",
         "            pass\n",
         [CHECKS],
@@ -175,7 +175,7 @@ TRANSACTION_BOOKS: Final = (
     Mutant(
         "lost-client-asked",
         "a client that is gone is not asked",
-        "tfmq/transaction/checks.py",
+        "tfmq/transaction/check_back.py",
         "        for wait in list(self._sessions.get(session, ())):\n            self._unpark(wait)\n",
         "        return\n",
         [CHECKS],

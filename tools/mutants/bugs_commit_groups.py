@@ -85,7 +85,7 @@ COMMIT_GROUPS: Final = (
     Mutant(
         "aborted-groups-stay-for-ever",
         "a group that was aborted and committed nothing is forgotten a day later",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "            self.groups.expire(time_ms)\n",
         "",
         [GROUP_COMMITS],
@@ -101,7 +101,7 @@ COMMIT_GROUPS: Final = (
     Mutant(
         "group-commits-what-is-there",
         "a group commits everything that is named, or nothing",
-        "tfmq/transaction/group_commits.py",
+        "tfmq/transaction/commit_group_commands.py",
         "            raise GroupIncomplete(sentence, missing=missing[:NAMES_TOLD])\n",
         "            del sentence\n",
         [GROUP_COMMITS],
@@ -109,7 +109,7 @@ COMMIT_GROUPS: Final = (
     Mutant(
         "open-member-committed",
         "only prepared members are committed",
-        "tfmq/transaction/group_commits.py",
+        "tfmq/transaction/commit_group_commands.py",
         "found.xid == xid and self._is(found, states.PREPARED) and",
         "found.xid == xid and",
         [GROUP_COMMITS],
@@ -117,7 +117,7 @@ COMMIT_GROUPS: Final = (
     Mutant(
         "leftovers-of-a-group-stay",
         "what other attempts of a sequence left over ends with its commit",
-        "tfmq/transaction/group_commits.py",
+        "tfmq/transaction/commit_group_commands.py",
         "        left = self._store.groups.leftovers(group, sequence, [each.epoch for each in members])\n",
         "        left: list[int] = []\n",
         [GROUP_COMMITS],
@@ -125,7 +125,7 @@ COMMIT_GROUPS: Final = (
     Mutant(
         "abort-answered-before-the-force",
         "an abort is on the disk when it is answered",
-        "tfmq/transaction/group_commits.py",
+        "tfmq/transaction/commit_group_commands.py",
         "                self._store.when_forced(place, partial(answer, done, GroupAborted(ABORTED)))\n",
         "                done(GroupAborted(ABORTED), None)\n",
         [GROUP_COMMITS],
@@ -133,7 +133,7 @@ COMMIT_GROUPS: Final = (
     Mutant(
         "group-commands-overtake",
         "commands of a group are taken one after the other",
-        "tfmq/transaction/group_commits.py",
+        "tfmq/transaction/commit_group_commands.py",
         "        if group in self._waiting:\n            self._waiting[group].append(partial(again, self.commit",
         "        if not group:\n            self._waiting[group].append(partial(again, self.commit",
         [GROUP_COMMITS],
@@ -141,7 +141,7 @@ COMMIT_GROUPS: Final = (
     Mutant(
         "refused-group-command-keeps-the-group-waiting",
         "a command that raises holds up nobody",
-        "tfmq/transaction/group_commits.py",
+        "tfmq/transaction/commit_group_commands.py",
         "        except Exception:\n            self._go_on(group)\n            raise\n",
         "        except Exception:\n            raise\n",
         [GROUP_COMMITS],

@@ -46,7 +46,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "delayed-batch-cut",
         "a delayed batch of a large transaction comes whole, with its due times",
-        "tfmq/transaction/slices.py",
+        "tfmq/transaction/slicer.py",
         "        if self._whole or size <= self._slice_bytes:\n",
         "        if size <= self._slice_bytes:\n",
         ["tests/transaction/test_slices.py", TRANSACTIONS],

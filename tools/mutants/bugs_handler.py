@@ -25,7 +25,7 @@ HANDLING: Final = (
     Mutant(
         "open-name-taken-twice",
         "a name belongs to one live transaction",
-        "tfmq/transaction/beginning.py",
+        "tfmq/transaction/commands.py",
         "        if known is not None and known.state not in states.ENDED:\n",
         "        if known is not None and known.state in states.ENDED:\n",
         [BEGINNING],
@@ -33,15 +33,21 @@ HANDLING: Final = (
     Mutant(
         "timeout-of-nothing-accepted",
         "a transaction may not be open for no time, or for ever",
-        "tfmq/transaction/beginning.py",
-        "        if not 0 < wanted_ms <= most_ms:\n",
-        "        if not 0 <= wanted_ms <= most_ms:\n",
+        "tfmq/transaction/commands.py",
+        (
+            '            return min(int(self._books.settings["timeout_seconds"] * 1000), most_ms)\n'
+            "        if not 0 < wanted_ms <= most_ms:\n"
+        ),
+        (
+            '            return min(int(self._books.settings["timeout_seconds"] * 1000), most_ms)\n'
+            "        if not 0 <= wanted_ms <= most_ms:\n"
+        ),
         [BEGINNING],
     ),
     Mutant(
         "repeated-begin-begins-again",
         "a begin that is repeated is answered as the first time",
-        "tfmq/transaction/beginning.py",
+        "tfmq/transaction/commands.py",
         "            done(self._repeated(request, ending, timeout_ms), None)\n            return\n",
         "            self._repeated(request, ending, timeout_ms)\n",
         [BEGINNING],
@@ -49,7 +55,7 @@ HANDLING: Final = (
     Mutant(
         "session-begins-any-number",
         "a session has so many open transactions, and no more",
-        "tfmq/transaction/beginning.py",
+        "tfmq/transaction/commands.py",
         '        if self._books.sessions.count(session) >= limits["transactions_per_session"]:\n',
         '        if self._books.sessions.count(session) > limits["transactions_per_session"]:\n',
         [BEGINNING],
@@ -57,7 +63,7 @@ HANDLING: Final = (
     Mutant(
         "refused-batch-forgotten",
         "a transaction that lacks a batch is not committed",
-        "tfmq/transaction/beginning.py",
+        "tfmq/transaction/commands.py",
         "                live.missing.add(name)\n",
         "",
         [BEGINNING, PREPARING, ENDING, STEPS],
@@ -65,7 +71,7 @@ HANDLING: Final = (
     Mutant(
         "prepare-passes-batches-on-their-way",
         "a step waits for the batches that were sent before it",
-        "tfmq/transaction/steps.py",
+        "tfmq/transaction/commands.py",
         "        return self._books.busy(transaction) or live_of(transaction).sending > 0\n",
         "        return self._books.busy(transaction)\n",
         [STEPS, PREPARING, ENDING],
@@ -73,7 +79,7 @@ HANDLING: Final = (
     Mutant(
         "prepare-answered-before-the-force",
         "a prepare is on the disk when it is answered",
-        "tfmq/transaction/preparing.py",
+        "tfmq/transaction/commands.py",
         "self._store.when_forced(place, partial(answer, done, Prepared(states.PREPARED, expires_ms)))\n",
         "done(Prepared(states.PREPARED, expires_ms), None)\n",
         [PREPARING, HAZARDS],
@@ -81,7 +87,7 @@ HANDLING: Final = (
     Mutant(
         "repeated-prepare-answered-before-the-force",
         "a prepare that is repeated is on the disk when it is answered",
-        "tfmq/transaction/preparing.py",
+        "tfmq/transaction/commands.py",
         "            self._store.when_forced(live_of(transaction).place, partial(answer, done, told))\n",
         "            done(told, None)\n",
         [PREPARING, HAZARDS],
@@ -89,7 +95,7 @@ HANDLING: Final = (
     Mutant(
         "prepared-ends-by-itself",
         "a prepared transaction never ends by itself, unless it said so",
-        "tfmq/transaction/preparing.py",
+        "tfmq/transaction/commands.py",
         "        if transaction.origin.member is None:\n            if ttl_ms is not None:\n",
         "        if transaction.origin.member is None and ttl_ms is None:\n            if ttl_ms is not None:\n",
         [PREPARING],
@@ -97,7 +103,7 @@ HANDLING: Final = (
     Mutant(
         "any-number-prepared",
         "so many are prepared, and no more",
-        "tfmq/transaction/preparing.py",
+        "tfmq/transaction/commands.py",
         '        if staying >= self._books.limits["transactions_prepared"]:\n',
         '        if staying > self._books.limits["transactions_prepared"]:\n',
         [PREPARING],
@@ -105,7 +111,7 @@ HANDLING: Final = (
     Mutant(
         "those-ended-by-hand-not-counted",
         "what stays until somebody cares is counted",
-        "tfmq/transaction/preparing.py",
+        "tfmq/transaction/commands.py",
         "counts[states.PREPARED] + sum(counts[each] for each in states.HEURISTIC)",
         "counts[states.PREPARED]",
         [PREPARING],
@@ -113,7 +119,7 @@ HANDLING: Final = (
     Mutant(
         "member-prepared-behind-its-group",
         "a member whose group went on while it was prepared ends at once",
-        "tfmq/transaction/preparing.py",
+        "tfmq/transaction/commands.py",
         "            if self._may_join(transaction):\n",
         "            if self._may_join(transaction) or place:\n",
         [PREPARING, GROUP_COMMITS],
@@ -121,7 +127,7 @@ HANDLING: Final = (
     Mutant(
         "unprepared-committed-in-two-phases",
         "a commit in two phases needs a prepare",
-        "tfmq/transaction/ending.py",
+        "tfmq/transaction/commands.py",
         "            if not one_phase:\n",
         "            if one_phase is None:\n",
         [ENDING],
@@ -129,15 +135,21 @@ HANDLING: Final = (
     Mutant(
         "unprepared-decided-by-hand",
         "only a prepared transaction is decided by hand",
-        "tfmq/transaction/ending.py",
-        "            if heuristic:\n                raise refusals.wrong_state",
-        "            if heuristic and one_phase is None:\n                raise refusals.wrong_state",
+        "tfmq/transaction/commands.py",
+        (
+            "            if heuristic:\n"
+            '                raise rejections.wrong_state(xid, transaction.state, "only a prepared one is decided by hand")\n'
+        ),
+        (
+            "            if heuristic and one_phase is None:\n"
+            '                raise rejections.wrong_state(xid, transaction.state, "only a prepared one is decided by hand")\n'
+        ),
         [ENDING],
     ),
     Mutant(
         "rollback-of-a-prepared-one-answered-before-the-force",
         "the rollback of a prepared transaction is on the disk when it is answered",
-        "tfmq/transaction/ending.py",
+        "tfmq/transaction/commands.py",
         "            self._store.when_forced(place, partial(answer, done, RolledBack(state)))\n",
         "            done(RolledBack(state), None)\n",
         [ENDING, HAZARDS],
@@ -145,8 +157,8 @@ HANDLING: Final = (
     Mutant(
         "rollback-of-a-committed-one-answered-ok",
         "the rollback of a committed transaction is refused, and says so",
-        "tfmq/transaction/ending.py",
-        "            self._steps.refuse(done, refusals.committed(epoch))\n",
+        "tfmq/transaction/commands.py",
+        "            self._steps.refuse(done, rejections.committed(epoch))\n",
         "            self._books.when_sure(partial(answer, done, RolledBack(states.ROLLED_BACK)))\n",
         [ENDING],
     ),
@@ -161,7 +173,7 @@ HANDLING: Final = (
     Mutant(
         "late-commit-not-told-of-the-operator",
         "whoever comes after an operator hears what the operator did",
-        "tfmq/transaction/ending.py",
+        "tfmq/transaction/commands.py",
         "DECIDED or (heuristic and transaction.state == states.HEURISTIC_COMMITTED):\n",
         "DECIDED or transaction.state in states.HEURISTIC:\n",
         [ENDING],
@@ -169,7 +181,7 @@ HANDLING: Final = (
     Mutant(
         "operator-s-outcome-forgotten-while-it-is-applied",
         "an outcome by hand is forgotten when all of it is on the disk",
-        "tfmq/transaction/ending.py",
+        "tfmq/transaction/commands.py",
         "        if course is not None and not course.safe:\n",
         "        if course is not None and course.safe is None:\n",
         [ENDING],
@@ -177,7 +189,7 @@ HANDLING: Final = (
     Mutant(
         "older-epoch-answered-for-the-newest",
         "an older transaction of the same name is refused",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "        newer = self.store.named.get(xid)\n",
         "        newer = None\n",
         [BOOKS, BEGINNING, ENDING, STEPS],
@@ -185,7 +197,7 @@ HANDLING: Final = (
     Mutant(
         "epoch-of-another-name",
         "a transaction is found by its name and its epoch",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "        if transaction is not None and transaction.xid == xid:\n",
         "        if transaction is not None:\n",
         [BOOKS, ENDING, PREPARING, STEPS],
@@ -193,7 +205,7 @@ HANDLING: Final = (
     Mutant(
         "rolled-back-told-as-committed",
         "what became of a transaction that is over is told as it was",
-        "tfmq/transaction/steps.py",
+        "tfmq/transaction/commands.py",
         "            committed = state == states.COMMITTED\n",
         "            committed = state != states.COMMITTED\n",
         [STEPS, ENDING, PREPARING],
@@ -201,7 +213,7 @@ HANDLING: Final = (
     Mutant(
         "repeated-transact-done-again",
         "a request that is repeated is answered as the first time",
-        "tfmq/transaction/transacting.py",
+        "tfmq/transaction/commands.py",
         "            course.wait(partial(tell_ended, epoch, True, done))\n",
         "            return False\n",
         [TRANSACTING],
@@ -209,7 +221,7 @@ HANDLING: Final = (
     Mutant(
         "gap-inside-a-transact",
         "the batches of a request are numbered without a gap",
-        "tfmq/transaction/transacting.py",
+        "tfmq/transaction/commands.py",
         "            if piece.sequence != expected:\n",
         "            if piece.sequence < expected:\n",
         [TRANSACTING],
@@ -217,7 +229,7 @@ HANDLING: Final = (
     Mutant(
         "refused-transact-keeps-its-space",
         "nothing of a refused request is left",
-        "tfmq/transaction/transacting.py",
+        "tfmq/transaction/commands.py",
         "        except Exception:\n            self._give_back(transaction)\n            raise\n",
         "        except Exception:\n            self._store.discard(transaction)\n            raise\n",
         [TRANSACTING],
@@ -225,15 +237,20 @@ HANDLING: Final = (
     Mutant(
         "refused-record-keeps-the-offsets-locked",
         "what a refused step had set aside is free again",
-        "tfmq/transaction/steps.py",
-        "        live.reserved = 0\n        self._books.destination.unlock_offsets(transaction.epoch)\n",
-        "        live.reserved = 0\n",
+        "tfmq/transaction/commands.py",
+        (
+            "        self._books.reservations.release(live.reserved)\n"
+            "        live.reserved = 0\n"
+            "        self._books.destination.unlock_offsets(transaction.epoch)\n"
+            "\n"
+        ),
+        ("        self._books.reservations.release(live.reserved)\n        live.reserved = 0\n\n"),
         [STEPS, ENDING, PREPARING],
     ),
     Mutant(
         "orphan-lives-on",
         "a transaction whose session went during a refused record ends",
-        "tfmq/transaction/steps.py",
+        "tfmq/transaction/commands.py",
         "            live_of(transaction).orphan\n",
         "            live_of(transaction).orphan is None\n",
         [STEPS, PREPARING, HANDLER, ENDING],
@@ -241,7 +258,7 @@ HANDLING: Final = (
     Mutant(
         "failed-force-called-not-done",
         "a record whose force failed may be on the disk",
-        "tfmq/transaction/refusals.py",
+        "tfmq/transaction/rejections.py",
         "    return of_journal(error, UNKNOWN)\n",
         "    return of_journal(error, NOT_DONE)\n",
         [REFUSALS, PREPARING, ENDING],
@@ -249,7 +266,7 @@ HANDLING: Final = (
     Mutant(
         "unsure-state-told-as-sure",
         "a state is told as certain when its record is on the disk",
-        "tfmq/transaction/listing.py",
+        "tfmq/transaction/queries.py",
         "        if not self._store.is_durable(transaction):\n            return UNSURE.get(state, state)\n",
         "",
         [LISTING],
@@ -257,7 +274,7 @@ HANDLING: Final = (
     Mutant(
         "page-without-its-last-row",
         "pages of a list hold everything, once",
-        "tfmq/transaction/listing.py",
+        "tfmq/transaction/queries.py",
         "            if len(rows) == limit:\n",
         "            if len(rows) == limit - 1:\n",
         [LISTING],
@@ -265,7 +282,7 @@ HANDLING: Final = (
     Mutant(
         "gap-told-for-sure-behind-a-repair",
         "after a repair that lost records a gap proves nothing",
-        "tfmq/transaction/transacting.py",
+        "tfmq/transaction/commands.py",
         "        if self._store.repaired:\n",
         "        if self._store.repaired and found < 0:\n",
         [TRANSACTING],
@@ -281,7 +298,7 @@ HANDLING: Final = (
     Mutant(
         "epochs-behind-a-lost-lease-not-seen",
         "no epoch is given out twice, whatever a repair gave up",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "        self.epochs_end = max(self.epochs_end, epoch + 1)\n",
         "",
         ["tests/transaction/test_ledger.py"],
@@ -289,7 +306,7 @@ HANDLING: Final = (
     Mutant(
         "repair-forgotten-by-the-next-snapshot",
         "after a repair that lost records a gap proves nothing, behind any number of starts",
-        "tfmq/transaction/streams.py",
+        "tfmq/transaction/producer_state.py",
         "        return (self.floor, rows, self.torn)\n",
         "        return (self.floor, rows, False)\n",
         [TRANSACTING],

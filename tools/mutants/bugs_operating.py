@@ -15,7 +15,7 @@ OPERATING: Final = (
     Mutant(
         "handles-told-before-the-force",
         "the handle of a delayed message in a transaction never names another one behind a power cut",
-        "tfmq/transaction/applying.py",
+        "tfmq/transaction/applier.py",
         "        self.destination.when_forced(mark, forced)\n",
         "        forced(None)\n",
         [DELAYED],
@@ -23,7 +23,7 @@ OPERATING: Final = (
     Mutant(
         "handles-without-a-bound",
         "the answer to a commit tells no more handles than it has room for",
-        "tfmq/transaction/course.py",
+        "tfmq/transaction/apply_progress.py",
         " and self.dues + len(each.dues) <= DUES_MAX:",
         ":",
         [DELAYED],
@@ -31,7 +31,7 @@ OPERATING: Final = (
     Mutant(
         "handles-of-the-first-batch",
         "each delayed batch of a transaction has its own handles",
-        "tfmq/transaction/line.py",
+        "tfmq/transaction/applier.py",
         "mark.delayed[first : first + len(pieces)]))",
         "mark.delayed[: len(pieces)]))",
         [DELAYED],

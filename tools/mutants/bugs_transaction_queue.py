@@ -17,7 +17,7 @@ QUEUE: Final = (
     _bug(
         "waiting-messages-are-borrowed",
         "what waits for a new file owns its bytes",
-        "tfmq/transaction/queue.py",
+        "tfmq/transaction/journal_writer.py",
         "        for item in (*items, *self._queue):\n            item.own()\n",
         "",
         "queue",
@@ -25,7 +25,7 @@ QUEUE: Final = (
     _bug(
         "later-ones-are-borrowed",
         "what is queued while a file is begun owns its bytes",
-        "tfmq/transaction/queue.py",
+        "tfmq/transaction/journal_writer.py",
         "        if self.working:\n            item.own()\n",
         "",
         "queue",
@@ -33,7 +33,7 @@ QUEUE: Final = (
     _bug(
         "what-came-behind-is-written",
         "behind a refused append nothing is written that was queued with it",
-        "tfmq/transaction/queue.py",
+        "tfmq/transaction/journal_writer.py",
         "        refused = [*items, *self._queue]\n        self._queue.clear()\n",
         "        refused = items\n",
         "queue",
@@ -41,7 +41,7 @@ QUEUE: Final = (
     _bug(
         "holds-do-not-follow-the-roll",
         "a file with live messages is held",
-        "tfmq/transaction/queue.py",
+        "tfmq/transaction/journal_writer.py",
         "            self._ledger.holds.rolled()\n",
         "",
         "holds",
@@ -49,7 +49,7 @@ QUEUE: Final = (
     _bug(
         "a-cached-transaction-is-borrowed",
         "what is kept for the partitions owns its bytes",
-        "tfmq/transaction/queue.py",
+        "tfmq/transaction/journal_writer.py",
         "Batch(bytes(data), blocks",
         "Batch(data, blocks",
         "queue",
@@ -57,7 +57,7 @@ QUEUE: Final = (
     _bug(
         "the-cache-fills-up",
         "memory of applied transactions is given back",
-        "tfmq/transaction/queue.py",
+        "tfmq/transaction/journal_writer.py",
         "            self.cached_bytes -= transaction.size_bytes\n",
         "",
         "queue",
@@ -65,7 +65,7 @@ QUEUE: Final = (
     _bug(
         "told-before-it-is-forced",
         "nobody is told before the force has ended",
-        "tfmq/transaction/queue.py",
+        "tfmq/transaction/journal_writer.py",
         "        if place < self._journal.forced_offset:\n",
         "        if place <= self._journal.forced_offset:\n",
         "queue",
@@ -73,7 +73,7 @@ QUEUE: Final = (
     _bug(
         "sizes-without-blocks",
         "an append is announced with its true size",
-        "tfmq/transaction/queue.py",
+        "tfmq/transaction/journal_writer.py",
         "BLOCK.size * len(message.blocks)",
         "BLOCK.size",
         "queue",
@@ -81,7 +81,7 @@ QUEUE: Final = (
     _bug(
         "a-prepare-misses-what-is-queued",
         "a prepare counts what is on its way",
-        "tfmq/transaction/recording.py",
+        "tfmq/transaction/store.py",
         "            transaction.messages + transaction.queued,\n            expires_ms",
         "            transaction.messages,\n            expires_ms",
         "recording",
@@ -89,7 +89,7 @@ QUEUE: Final = (
     _bug(
         "leftovers-stay",
         "a commit of a group ends its other members",
-        "tfmq/transaction/recording.py",
+        "tfmq/transaction/store.py",
         "            [each.epoch for each in members],\n            [each.epoch for each in dropped],\n",
         "            [each.epoch for each in members],\n            [],\n",
         "commit_groups",
@@ -97,7 +97,7 @@ QUEUE: Final = (
     _bug(
         "forgotten-before-it-is-settled",
         "a commit by hand is forgotten only when all of it is on the disk",
-        "tfmq/transaction/recording.py",
+        "tfmq/transaction/store.py",
         "or not transaction.settled or",
         "or",
         "recording",
@@ -107,7 +107,7 @@ KEEPING: Final = (
     _bug(
         "bad-files-are-tried-for-ever",
         "a file that cannot be read stays, and the others are emptied",
-        "tfmq/transaction/relocation.py",
+        "tfmq/transaction/compaction.py",
         "file.number not in bad and ",
         "",
         "relocation",
@@ -115,7 +115,7 @@ KEEPING: Final = (
     _bug(
         "old-places-stay-held",
         "an emptied file is not held",
-        "tfmq/transaction/relocation.py",
+        "tfmq/transaction/compaction.py",
         "                holds.renew(transaction)\n",
         "                pass\n",
         "relocation",
@@ -123,7 +123,7 @@ KEEPING: Final = (
     _bug(
         "full-files-are-moved",
         "only files of which less than half lives are emptied",
-        "tfmq/transaction/relocation.py",
+        "tfmq/transaction/compaction.py",
         "0 < EMPTY_FACTOR * alive[index] < file.size",
         "0 < alive[index] < file.size",
         "relocation",
@@ -171,7 +171,7 @@ KEEPING: Final = (
     _bug(
         "pages-begin-at-the-beginning",
         "a page does not look at those before it",
-        "tfmq/transaction/order.py",
+        "tfmq/transaction/transaction_table.py",
         "bisect_right(epochs, epoch)",
         "0 * bisect_right(epochs, epoch)",
         "order",
@@ -179,7 +179,7 @@ KEEPING: Final = (
     _bug(
         "a-failed-lease-counts",
         "no epoch is given out before its range is forced",
-        "tfmq/transaction/epochs.py",
+        "tfmq/transaction/store.py",
         "            if error is None:\n                self._end = end\n",
         "            self._end = end\n",
         "epochs",

@@ -17,7 +17,7 @@ LEDGER: Final = (
     _bug(
         "time-goes-back-with-the-clock",
         "what expires does so by the latest time in any record",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "max(self.time_ms, operation.time_ms)",
         "operation.time_ms",
         "ledger",
@@ -25,7 +25,7 @@ LEDGER: Final = (
     _bug(
         "copies-are-taken-for-new-messages",
         "a batch that was carried forward is not counted twice",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "        if moved_from:\n",
         "        if moved_from < 0:\n",
         "ledger",
@@ -33,7 +33,7 @@ LEDGER: Final = (
     _bug(
         "lost-messages-give-their-numbers-away",
         "messages that a repair lost keep their numbers",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "        if missing and self.repaired:",
         "        if missing < 0:",
         "ledger",
@@ -41,7 +41,7 @@ LEDGER: Final = (
     _bug(
         "a-loss-is-not-counted",
         "messages that a repair gave up before the snapshot are counted",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "                    transaction.lost += count\n",
         "",
         "ending",
@@ -49,7 +49,7 @@ LEDGER: Final = (
     _bug(
         "what-was-never-prepared-must-be-whole",
         "damage in what is about to be dropped ends no start",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "            if transaction.state != states.OPEN:\n                yield",
         "            if True:\n                yield",
         "ending",
@@ -57,7 +57,7 @@ LEDGER: Final = (
     _bug(
         "a-commit-of-the-rest-is-told-as-done",
         "a prepared transaction that lost messages is not committed unless an operator says so",
-        "tfmq/transaction/ending.py",
+        "tfmq/transaction/commands.py",
         "            if transaction.lost and not force:\n",
         "            if transaction.lost and force:\n",
         "ending",
@@ -65,7 +65,7 @@ LEDGER: Final = (
     _bug(
         "a-loss-behind-the-decision-is-not-told",
         "the commit of a transaction that lost messages is never told to its owner as done",
-        "tfmq/transaction/steps.py",
+        "tfmq/transaction/commands.py",
         "    elif lost and not by_hand:\n",
         "    elif lost and by_hand:\n",
         "ending",
@@ -73,7 +73,7 @@ LEDGER: Final = (
     _bug(
         "damage-of-the-journal-is-told-as-a-stopped-partition",
         "a decided transaction that cannot be read says that the journal is damaged",
-        "tfmq/transaction/line.py",
+        "tfmq/transaction/applier.py",
         "            self._queue[0].course.damage = str(error)\n",
         "            pass\n",
         "applying",
@@ -81,7 +81,7 @@ LEDGER: Final = (
     _bug(
         "a-group-commits-without-what-is-lost",
         "a commit group is committed whole or not at all, also after damage",
-        "tfmq/transaction/group_commits.py",
+        "tfmq/transaction/commit_group_commands.py",
         " and not found.lost",
         "",
         "group_commits",
@@ -89,7 +89,7 @@ LEDGER: Final = (
     _bug(
         "missing-messages-are-not-noticed",
         "a prepared transaction is never shorter than it was, in silence",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "if missing < 0 or not self.repaired:",
         "if missing < 0:",
         "ledger",
@@ -97,7 +97,7 @@ LEDGER: Final = (
     _bug(
         "epochs-go-back",
         "epochs never go back",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "self.epochs_end = max(self.epochs_end, said.end)",
         "self.epochs_end = said.end",
         "ledger",
@@ -105,7 +105,7 @@ LEDGER: Final = (
     _bug(
         "the-latest-key-counts",
         "outcomes are found under the key of the first record",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "outcomes.key = outcomes.key or said.key",
         "outcomes.key = said.key",
         "ledger",
@@ -114,7 +114,7 @@ LEDGER: Final = (
     _bug(
         "decided-members-stay-in-their-group",
         "what is decided is no member of its commit group any more",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         " and transaction.decision is None and not transaction.settled:",
         ":",
         "ledger",
@@ -123,7 +123,7 @@ LEDGER: Final = (
     _bug(
         "open-ones-survive-a-start",
         "what was never prepared is rolled back at recovery",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "if each.state == states.OPEN]",
         "if each.state == states.READ_ONLY]",
         "ledger",
@@ -132,7 +132,7 @@ LEDGER: Final = (
     _bug(
         "decided-ones-are-carried-forward",
         "what is decided stays where it is in the journal",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "if transaction is None or transaction.decision is not None or transaction.settled:",
         "if transaction is None:",
         "ledger",
@@ -141,7 +141,7 @@ LEDGER: Final = (
     _bug(
         "an-older-one-takes-the-name-away",
         "a name belongs to its latest transaction",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "if origin.xid and self.named.get(origin.xid) is transaction:",
         "if origin.xid in self.named:",
         "ledger",
@@ -150,7 +150,7 @@ LEDGER: Final = (
     _bug(
         "by-hand-is-a-plain-outcome",
         "a heuristic outcome is a plain one only when it is forgotten",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "            if event == states.DECIDE:\n",
         "            if event:\n",
         "recording",
@@ -158,7 +158,7 @@ LEDGER: Final = (
     _bug(
         "local-outcomes-push-out-named-ones",
         "local transactions do not push out the outcomes of named ones",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "self.local_outcomes if origin.local else self.outcomes",
         "self.outcomes",
         "store",
@@ -166,7 +166,7 @@ LEDGER: Final = (
     _bug(
         "a-prepare-leaves-its-stream-behind",
         "the request that began a prepared one finds it after a restart",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "        self._ended(transaction, states.PREPARED)\n",
         "",
         "streams",
@@ -174,7 +174,7 @@ LEDGER: Final = (
     _bug(
         "prepared-ones-without-their-offsets",
         "a prepare keeps the offsets of groups",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "        transaction.offsets = said.offsets\n",
         "",
         "recording",
@@ -184,7 +184,7 @@ SNAPSHOTS: Final = (
     _bug(
         "a-snapshot-shares-what-moves",
         "a snapshot that is being packed has the places of its time",
-        "tfmq/transaction/moves.py",
+        "tfmq/transaction/transaction_table.py",
         "if transaction.epoch not in self._copied:",
         "if not transaction.epoch:",
         "moves",
@@ -228,7 +228,7 @@ STREAMS: Final = (
     _bug(
         "an-old-number-is-a-new-transaction",
         "a number below the last is never taken for a new one",
-        "tfmq/transaction/streams.py",
+        "tfmq/transaction/producer_state.py",
         "        if number < last:\n",
         "        if number < NO_NUMBER:\n",
         "streams",
@@ -236,7 +236,7 @@ STREAMS: Final = (
     _bug(
         "a-late-end-hides-a-later-one",
         "a stream remembers its highest number",
-        "tfmq/transaction/streams.py",
+        "tfmq/transaction/producer_state.py",
         "        if number >= stream.number:\n",
         "        if number >= NO_NUMBER:\n",
         "streams",
@@ -244,7 +244,7 @@ STREAMS: Final = (
     _bug(
         "senders-are-idle",
         "who sends is not idle",
-        "tfmq/transaction/streams.py",
+        "tfmq/transaction/producer_state.py",
         "            self._streams.move_to_end(producer_id)\n",
         "            pass\n",
         "streams",
@@ -252,7 +252,7 @@ STREAMS: Final = (
     _bug(
         "no-floor",
         "what is forgotten is never taken for new",
-        "tfmq/transaction/streams.py",
+        "tfmq/transaction/producer_state.py",
         "        self.floor = max(self.floor, producer_id)\n",
         "",
         "streams",
@@ -260,7 +260,7 @@ STREAMS: Final = (
     _bug(
         "another-transactions-piece-is-a-repeat",
         "a piece is a repeat only in its own transaction",
-        "tfmq/transaction/streams.py",
+        "tfmq/transaction/producer_state.py",
         "if begin_epoch == epoch and begin <= sequence",
         "if begin <= sequence",
         "streams",
@@ -268,7 +268,7 @@ STREAMS: Final = (
     _bug(
         "an-earlier-piece-is-a-repeat",
         "what an earlier transaction sent is no repeat",
-        "tfmq/transaction/streams.py",
+        "tfmq/transaction/producer_state.py",
         "begin <= sequence and sequence + count",
         "sequence + count",
         "streams",
@@ -276,7 +276,7 @@ STREAMS: Final = (
     _bug(
         "queued-pieces-are-forgotten",
         "what is queued counts for whoever comes next",
-        "tfmq/transaction/streams.py",
+        "tfmq/transaction/producer_state.py",
         "if staged is not None and staged[2] == stream.next:",
         "if staged is not None:",
         "streams",
@@ -286,7 +286,7 @@ SLICES: Final = (
     _bug(
         "parts-are-whole-pieces",
         "only the first part of a batch tells its offset",
-        "tfmq/transaction/slices.py",
+        "tfmq/transaction/slicer.py",
         "            index = PART\n\n    def _put",
         "\n    def _put",
         "slices",
@@ -294,7 +294,7 @@ SLICES: Final = (
     _bug(
         "a-cut-batch-keeps-its-sequence",
         "a batch that goes on has the sequence of its first record",
-        "tfmq/transaction/slices.py",
+        "tfmq/transaction/slicer.py",
         "sequence + skipped, count - skipped",
         "sequence, count - skipped",
         "slices",
@@ -302,7 +302,7 @@ SLICES: Final = (
     _bug(
         "what-is-there-comes-again",
         "behind a message comes what is behind it",
-        "tfmq/transaction/slices.py",
+        "tfmq/transaction/slicer.py",
         "return (row + (last <= after)) * ROW_WORDS",
         "return row * ROW_WORDS",
         "slices",
@@ -310,7 +310,7 @@ SLICES: Final = (
     _bug(
         "lost-ones-stop-the-rest",
         "what a repair gave up does not hold up the rest",
-        "tfmq/transaction/slices.py",
+        "tfmq/transaction/slicer.py",
         "            slicing.lose(number, count)\n",
         "",
         "slices",
@@ -318,7 +318,7 @@ SLICES: Final = (
     _bug(
         "a-target-ends-too-late",
         "the last number of a target is that of its last message",
-        "tfmq/transaction/transaction.py",
+        "tfmq/transaction/model.py",
         "last = plan[-3] + (plan[-2] >> SIZE_BITS) - 1",
         "last = plan[-3] + (plan[-2] >> SIZE_BITS)",
         "transaction",

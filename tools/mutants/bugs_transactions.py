@@ -27,7 +27,7 @@ DECISIONS: Final = (
     Mutant(
         "visible-before-the-decision-is-forced",
         "the decision is on the disk before anything of it can be seen",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "        self.store.when_forced(decision.place, lambda error: self._forced(course, error))\n",
         "        self._forced(course, None)\n",
         [POWER, SIMULATION],
@@ -36,7 +36,7 @@ DECISIONS: Final = (
     Mutant(
         "prepared-before-it-is-forced",
         "prepare is answered once it is on the disk",
-        "tfmq/transaction/preparing.py",
+        "tfmq/transaction/commands.py",
         "self._store.when_forced(place, partial(answer, done, Prepared(states.PREPARED, expires_ms)))",
         "answer(done, Prepared(states.PREPARED, expires_ms), None)",
         # The rigs have no moment between this answer and the force, which the same turn asks for: the desk has.
@@ -46,7 +46,7 @@ DECISIONS: Final = (
     Mutant(
         "rolled-back-before-it-is-forced",
         "the rollback of a prepared one is answered once it is on the disk",
-        "tfmq/transaction/ending.py",
+        "tfmq/transaction/commands.py",
         "            self._store.when_forced(place, partial(answer, done, RolledBack(state)))\n",
         "            answer(done, RolledBack(state), None)\n",
         [POWER, SIMULATION],
@@ -55,7 +55,7 @@ DECISIONS: Final = (
     Mutant(
         "decisions-overtake-each-other",
         "decisions go to their targets in the order of their records",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "            first = self._pending.popleft()\n",
         "            first = self._pending.pop()\n",
         [KILL, SIMULATION],
@@ -64,7 +64,7 @@ DECISIONS: Final = (
     Mutant(
         "group-commits-its-first-member",
         "a commit group is committed as a whole by one record",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "            self._decide_prepared(place, said.time_ms, said.members, states.DECIDE)\n",
         "            self._decide_prepared(place, said.time_ms, said.members[:1], states.DECIDE)\n",
         [KILL],
@@ -72,7 +72,7 @@ DECISIONS: Final = (
     Mutant(
         "group-drops-nobody",
         "a commit of a group drops its other members in the same record",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "        self._drop(place, said.dropped, said.time_ms)\n\n    def _group_abort",
         "\n    def _group_abort",
         [KILL],
@@ -80,7 +80,7 @@ DECISIONS: Final = (
     Mutant(
         "offsets-inside-never-saved",
         "offsets inside are saved with the messages",
-        "tfmq/transaction/applying.py",
+        "tfmq/transaction/applier.py",
         "        offsets = any(each.offsets for each in course.decision.transactions)\n",
         "        offsets = False\n",
         [KILL],
@@ -91,7 +91,7 @@ APPLYING: Final = (
     Mutant(
         "applied-again-by-a-start",
         "what a partition has of a decision is not brought there again",
-        "tfmq/transaction/line.py",
+        "tfmq/transaction/applier.py",
         "        while applied is not None and self._queue and self._queue[0].place <= applied:\n",
         "        while applied is not None and self._queue and self._queue[0].place <= (0, 0):\n",
         [KILL, POWER],
@@ -100,7 +100,7 @@ APPLYING: Final = (
     Mutant(
         "settled-before-it-is-on-the-disk",
         "the journal keeps messages until they are on the disk of their partitions",
-        "tfmq/transaction/settling.py",
+        "tfmq/transaction/apply_progress.py",
         "        while written and self._destination.forced(written[0].mark):\n",
         "        while written:\n",
         [POWER, SIMULATION],
@@ -109,7 +109,7 @@ APPLYING: Final = (
     Mutant(
         "lost-by-a-resumption",
         "what a partition lost before it was resumed is brought there again",
-        "tfmq/transaction/applying.py",
+        "tfmq/transaction/applier.py",
         "            self._line(key).put_back(parts)\n",
         "            parts.clear()\n",
         [INPUT_OUTPUT, SIMULATION],
@@ -121,7 +121,7 @@ STARTS: Final = (
     Mutant(
         "decided-ones-left-by-a-start",
         "a start brings decided transactions to their targets",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "            live_of(transaction).course = course\n        self.applier.start(course)\n",
         "            live_of(transaction).course = course\n",
         [KILL, POWER],
@@ -130,7 +130,7 @@ STARTS: Final = (
     Mutant(
         "offsets-free-again-by-a-start",
         "offsets of one in doubt stay locked over a restart",
-        "tfmq/transaction/books.py",
+        "tfmq/transaction/active_transactions.py",
         "                self.destination.lock_offsets(transaction.epoch, transaction.xid, transaction.offsets)\n",
         "                pass\n",
         [KILL],
@@ -138,7 +138,7 @@ STARTS: Final = (
     Mutant(
         "streams-forget-by-a-start",
         "a transaction that is sent again after a crash has its first answer",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "        origin = transaction.origin\n        if origin.producer_id:\n            self.streams.ended(",
         "        origin = transaction.origin\n        if origin.producer_id and self.holds is not None:\n"
         "            self.streams.ended(",
@@ -148,7 +148,7 @@ STARTS: Final = (
     Mutant(
         "epochs-start-again",
         "an epoch is never given twice",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "        self.epochs_end = max(self.epochs_end, said.end)\n",
         "        self.epochs_end = self.epochs_end or said.end\n",
         [KILL],
@@ -156,7 +156,7 @@ STARTS: Final = (
     Mutant(
         "heuristics-forgotten",
         "what an operator decided is told until somebody forgets it",
-        "tfmq/transaction/ledger.py",
+        "tfmq/transaction/transaction_table.py",
         "            self.step(transaction, states.DROP_BY_HAND)\n",
         "            self.step(transaction, states.DROP)\n",
         [KILL],

@@ -20,7 +20,7 @@ from journal.wal.file import HEAD_SIZE, JournalFile
 from journal.wal.recovery_rules import Files, decide_files
 from tfmq.spark.pipelines.audit_facts import DECISION, FORBIDDEN, WANTED, Facts, facts_of, joined
 from tfmq.spark.pipelines.audit_findings import JOURNAL, Finding
-from tfmq.transaction.operations import (
+from tfmq.transaction.journal_records import (
     Commit,
     GroupAbort,
     GroupCommit,

@@ -15,19 +15,15 @@ from typing import Any, Final, TypeAlias
 from journal.clock import Clock
 from tfmq.apply_target import Destination
 from tfmq.errors import Busy
-from tfmq.transaction import refusals, states
-from tfmq.transaction.beginning import Beginnings
-from tfmq.transaction.books import Books, live_of
-from tfmq.transaction.ending import Endings
-from tfmq.transaction.group_commits import GroupCommits
-from tfmq.transaction.listing import Listing
-from tfmq.transaction.preparing import Preparing
-from tfmq.transaction.queue import Run
+from tfmq.transaction import rejections, states
+from tfmq.transaction.active_transactions import Books, live_of
+from tfmq.transaction.commands import Beginnings, Endings, Preparing, Steps, Transacting
+from tfmq.transaction.commit_group_commands import GroupCommits
+from tfmq.transaction.journal_writer import Run
+from tfmq.transaction.model import Piece
+from tfmq.transaction.queries import Listing
 from tfmq.transaction.requests import Begin, Caller, Done, GroupCommit, Timers, Transact
-from tfmq.transaction.steps import Steps
 from tfmq.transaction.store import JournalTransactionStore
-from tfmq.transaction.transacting import Transacting
-from tfmq.transaction.transaction import Piece
 
 Maps: TypeAlias = list[dict[str, Any]]
 
@@ -44,10 +40,10 @@ def answered(command: Callable[..., None]) -> Callable[..., None]:
     def safe(self: "TransactionHandler", *asked: Any) -> None:
         try:
             if self.stopping:
-                raise Busy(refusals.STOPPING)
+                raise Busy(rejections.STOPPING)
             command(self, *asked)
         except Exception as error:
-            asked[-1](None, refusals.of_step(error))
+            asked[-1](None, rejections.of_step(error))
 
     return safe
 
@@ -180,7 +176,7 @@ class TransactionHandler:
         wait: then `done([])` comes at once, unless an answer came before.
         """
         if self.stopping:
-            done(None, Busy(refusals.STOPPING))
+            done(None, Busy(rejections.STOPPING))
             return _nothing
         return self._books.checks.wait(group, wait_ms, session, done)
 

@@ -23,7 +23,7 @@ from tfmq.errors import (
     UnknownTransaction,
 )
 from tfmq.transaction import states
-from tfmq.transaction.queue import MaybeWritten
+from tfmq.transaction.journal_writer import MaybeWritten
 from tfmq.transaction.requests import Member
 
 logger = logging.getLogger("tfmq.transaction")

@@ -22,9 +22,9 @@ from journal.errors import JournalError
 from journal.wal.entry import AppendMsg
 from journal.wal.store import JournalFileInfo, JournalStore
 from tfmq.transaction import states
-from tfmq.transaction.ledger import Ledger
-from tfmq.transaction.queue import Item, JournalQueue, Run
-from tfmq.transaction.transaction import ENTRY_BYTES, SIZE_MASK, WORDS, Locations
+from tfmq.transaction.journal_writer import Item, JournalQueue, Run
+from tfmq.transaction.model import ENTRY_BYTES, SIZE_MASK, WORDS, Locations
+from tfmq.transaction.transaction_table import Ledger
 
 logger = logging.getLogger("tfmq.transaction")
 

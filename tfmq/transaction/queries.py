@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tfmq.transaction import states
-from tfmq.transaction.books import Books, topics_of
-from tfmq.transaction.live import Live
-from tfmq.transaction.transaction import Transaction
+from tfmq.transaction.active_transactions import Books, Live, topics_of
+from tfmq.transaction.model import Transaction
 
 TOPICS_DESCRIBED: Final = 1000
 """A description names no more topics: it must fit into a frame's header."""

@@ -13,7 +13,7 @@ from journal.record.batch import Batch
 from journal.wal.entry import HEADER_SIZE, MESSAGES
 from tfmq.apply_target import GroupPlaces
 from tfmq.transaction import states
-from tfmq.transaction.operations import Origin
+from tfmq.transaction.journal_records import Origin
 
 Buffer = bytes | bytearray | memoryview
 

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, Final
 
 from tfmq.errors import BadRequest, GroupIncomplete
-from tfmq.transaction import refusals, states
-from tfmq.transaction.books import Books
-from tfmq.transaction.course import Course
-from tfmq.transaction.queue import MaybeWritten, Written
+from tfmq.transaction import rejections, states
+from tfmq.transaction.active_transactions import Books
+from tfmq.transaction.apply_progress import Course
+from tfmq.transaction.commands import Steps, again, answer
+from tfmq.transaction.journal_writer import MaybeWritten, Written
+from tfmq.transaction.model import Transaction
 from tfmq.transaction.requests import Done, GroupAborted, GroupCommit, GroupEnded
-from tfmq.transaction.steps import Steps, again, answer
-from tfmq.transaction.transaction import Transaction
 
 ABORTED: Final = "aborted"
 TWICE: Final = "The transaction {epoch} is in the list twice: name each member once."
@@ -87,7 +87,7 @@ class GroupCommits:
     def _members(self, request: GroupCommit) -> list[Transaction]:
         """All that are named, in their order. Raises GroupIncomplete, BadRequest."""
         if self._store.stopped is not None:
-            raise refusals.stopped(self._store.stopped)
+            raise rejections.stopped(self._store.stopped)
         strangers = set(
             self._store.groups.missing(
                 request.group, request.sequence, [epoch for _, epoch in request.transactions]
@@ -201,7 +201,7 @@ class GroupCommits:
 
         def written(place: int, error: BaseException | None) -> None:
             if error is not None:
-                done(None, refusals.of_journal(error))
+                done(None, rejections.of_journal(error))
                 return
             self._courses.pop(group, None)
             self._books.recorded(place)
@@ -250,7 +250,7 @@ class GroupCommits:
 
     def _refused(self, transactions: Sequence[Transaction], error: BaseException, done: Done) -> None:
         """The record was not written: all of them are as before, unless their time has run out meanwhile."""
-        done(None, refusals.of_journal(error))
+        done(None, rejections.of_journal(error))
         for transaction in transactions:
             self._steps.resume(transaction)
 
@@ -278,7 +278,7 @@ class GroupCommits:
     def _require_sure(self, group: str) -> None:
         """Raises StorageStopped, outcome unknown."""
         if group in self._unsure:
-            raise refusals.of_journal(self._unsure[group])
+            raise rejections.of_journal(self._unsure[group])
 
     def _go_on(self, group: str) -> None:
         for waiting in self._waiting.pop(group, ()):
@@ -289,6 +289,6 @@ def _tell(repeated: bool, rows: int, done: Done, course: Course, error: BaseExce
     if error is not None:
         done(None, error)
     elif course.damage and not course.applied:
-        done(None, refusals.unreadable(course.damage))
+        done(None, rejections.unreadable(course.damage))
     else:
         done(GroupEnded(course.state, repeated, rows, course.dropped), None)

@@ -1,28 +1,22 @@
-"""What the entries of the transaction journal add up to: a pure fold, live as in recovery.
+"""Which files of the journal transactions need: one hold for each transaction and file.
 
-The same entries in the same order give the same ledger, over a snapshot or not. Two things are no entries, because
-the journal and the partitions prove them without: that a transaction was begun (until its first record), and that all
-of a decision is on the disk (`settle`). So a start may find decisions again that were settled before; the partitions
-know that they have them.
-
-An entry that does not fit what came before is damage and raises ValueError, unless a repair has left a filler before
-it: then what was lost with the filler is left out, and counted.
+A hold for each batch would cost a large transaction as much at its end as it had batches. So a transaction keeps one
+place in each file where it has batches; since places only grow, the file that is written tells a new one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Set
-from typing import Any, Final
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Container, Iterable, Iterator, Set
+from typing import Any, Final, Protocol
 
 from journal.wal.entry import AppendMsg, Entry, Filler
-from tfmq.transaction import operations, snapshot, states
+from journal.wal.store import JournalFileInfo
+from tfmq.transaction import journal_records, snapshot, states
 from tfmq.transaction.commit_groups import CommitGroups
-from tfmq.transaction.holds import Holds
-from tfmq.transaction.kept import Kept
-from tfmq.transaction.moves import Moves
-from tfmq.transaction.operations import Origin
-from tfmq.transaction.order import Order
-from tfmq.transaction.outcomes import Outcome, Outcomes
-from tfmq.transaction.streams import Streams
-from tfmq.transaction.transaction import (
+from tfmq.transaction.journal_records import Origin
+from tfmq.transaction.model import (
+    ENTRY_BYTES,
     LOST,
     SIZE_BITS,
     SIZE_MASK,
@@ -31,6 +25,107 @@ from tfmq.transaction.transaction import (
     Locations,
     Transaction,
 )
+from tfmq.transaction.outcomes import Outcome, Outcomes
+from tfmq.transaction.producer_state import Streams
+
+
+class Held(Protocol):
+    """What of a `JournalStore` counts holds."""
+
+    @property
+    def files(self) -> list[JournalFileInfo]: ...
+    def hold(self, place: int) -> None: ...
+    def release(self, place: int) -> None: ...
+
+
+class Holds:
+    """See the module."""
+
+    def __init__(self, journal: Held) -> None:
+        self._journal = journal
+        self._firsts: list[int] = []
+        self._first = 0
+        self.rolled()
+
+    def rolled(self) -> None:
+        """The journal may have other files now."""
+        self._firsts = [file.first for file in self._journal.files]
+        self._first = self._firsts[-1]
+
+    def add(self, transaction: Transaction, place: int) -> None:
+        """The transaction has a batch at `place`, in the file that is written."""
+        files = transaction.files
+        if not files or files[-1] < self._first:
+            self._journal.hold(place)
+            files.append(place)
+
+    def adopt(self, transaction: Transaction) -> None:
+        """After a start, which held every one of its places: one in each file is enough."""
+        kept: dict[int, int] = {}
+        for place in transaction.places():
+            number = self._number(place)
+            if kept.setdefault(number, place) != place:
+                self._journal.release(place)
+        transaction.files = [kept[number] for number in sorted(kept)]
+
+    def release(self, transaction: Transaction) -> None:
+        """The journal need not keep anything of it."""
+        files, transaction.files = transaction.files, []
+        for place in files:
+            self._journal.release(place)
+
+    def renew(self, transaction: Transaction) -> None:
+        """Its locations have changed: holds what it needs now, and nothing else."""
+        needed: dict[int, int] = {}
+        for place in transaction.places():
+            needed.setdefault(self._number(place), place)
+        places = [needed[number] for number in sorted(needed)]
+        for place in places:
+            self._journal.hold(place)
+        self.release(transaction)
+        transaction.files = places
+
+    def _number(self, place: int) -> int:
+        return bisect_right(self._firsts, place)
+
+
+# How much the journal keeps for transactions: of the messages, and of what each batch of them costs besides.
+
+
+class Kept:
+    """`size_bytes`: of all messages. `batches`: how many they came in; each has memory here, and in the journal a
+    header.
+    """
+
+    __slots__ = ("batches", "size_bytes")
+
+    def __init__(self) -> None:
+        self.size_bytes = self.batches = 0
+
+    @property
+    def entries_bytes(self) -> int:
+        """What lives in the journal's files: the messages with the headers of their entries."""
+        return self.size_bytes + self.batches * ENTRY_BYTES
+
+    def add(self, size_bytes: int) -> None:
+        """A batch."""
+        self.size_bytes += size_bytes
+        self.batches += 1
+
+    def take(self, transaction: Transaction) -> None:
+        """All that a transaction of a snapshot has."""
+        self.size_bytes += transaction.size_bytes
+        self.batches += transaction.locations.rows
+
+    def lose(self, size_bytes: int) -> None:
+        """A batch of that size is lost; it still has its row."""
+        self.size_bytes -= size_bytes
+
+    def let_go(self, transaction: Transaction) -> None:
+        """The same, before its locations are cleared."""
+        self.size_bytes -= transaction.size_bytes
+        self.batches -= transaction.locations.rows
+
 
 NOBODY: Final = Origin("", True, 0, 0, 0)
 """Of a transaction of which a start has found messages only: it is dropped unless a record behind names it."""
@@ -39,7 +134,18 @@ EPOCH_FIRST: Final = 1
 
 
 class Ledger:
-    """See the module. `outcomes` of transactions named by users, `local_outcomes` of those that the broker named."""
+    """What the entries of the transaction journal add up to: a pure fold, live as in recovery.
+
+    The same entries in the same order give the same ledger, over a snapshot or not. Two things are no entries, because
+    the journal and the partitions prove them without: that a transaction was begun (until its first record), and that
+    all of a decision is on the disk (`settle`). So a start may find decisions again that were settled before; the
+    partitions know that they have them.
+
+    An entry that does not fit what came before is damage and raises ValueError, unless a repair has left a filler
+    before it: then what was lost with the filler is left out, and counted.
+
+    `outcomes` of transactions named by users, `local_outcomes` of those that the broker named.
+    """
 
     def __init__(
         self, *, outcomes: Outcomes, local_outcomes: Outcomes, streams: Streams, groups: CommitGroups
@@ -125,7 +231,7 @@ class Ledger:
             self.outcomes.lost()
             self.local_outcomes.lost()
         else:
-            self.enter(entry.place, operations.unpack(*content))
+            self.enter(entry.place, journal_records.unpack(*content))
 
     def message(self, place: int, message: AppendMsg) -> Transaction | None:
         """A batch is in the journal; the transaction to which it belongs, None if that is over."""
@@ -147,7 +253,7 @@ class Ledger:
             self.holds.add(transaction, place)
         return transaction
 
-    def enter(self, place: int, operation: operations.Operation) -> None:
+    def enter(self, place: int, operation: journal_records.Operation) -> None:
         """One operation is in the journal at `place`. Raises ValueError if it does not fit."""
         time_ms = max(self.time_ms, operation.time_ms)
         if time_ms != self.time_ms:
@@ -158,7 +264,7 @@ class Ledger:
         self.streams.expire(time_ms)
         _RULES[type(operation)](self, place, operation)
 
-    def _prepare(self, place: int, said: operations.Prepare) -> None:
+    def _prepare(self, place: int, said: journal_records.Prepare) -> None:
         transaction = self._described(said)
         transaction.place = place
         transaction.prepared_ms = said.time_ms
@@ -166,23 +272,23 @@ class Ledger:
         self.step(transaction, states.PREPARE)
         self._ended(transaction, states.PREPARED)
 
-    def _local_commit(self, place: int, said: operations.LocalCommit) -> None:
+    def _local_commit(self, place: int, said: journal_records.LocalCommit) -> None:
         self._decide(Decision(place, said.time_ms, (self._described(said),)), states.DECIDE)
 
-    def _commit(self, place: int, said: operations.Commit) -> None:
+    def _commit(self, place: int, said: journal_records.Commit) -> None:
         self._decide_prepared(place, said.time_ms, (said.epoch,), states.DECIDE)
 
-    def _commit_by_hand(self, place: int, said: operations.HeuristicCommit) -> None:
+    def _commit_by_hand(self, place: int, said: journal_records.HeuristicCommit) -> None:
         self._decide_prepared(place, said.time_ms, (said.epoch,), states.DECIDE_BY_HAND)
 
-    def _rollback(self, place: int, said: operations.Rollback) -> None:
+    def _rollback(self, place: int, said: journal_records.Rollback) -> None:
         self._drop(place, (said.epoch,), said.time_ms)
 
-    def _local_rollback(self, place: int, said: operations.LocalRollback) -> None:
+    def _local_rollback(self, place: int, said: journal_records.LocalRollback) -> None:
         self._describe(self._found(said.epoch), said.origin)
         self._drop(place, (said.epoch,), said.time_ms)
 
-    def _rollback_by_hand(self, place: int, said: operations.HeuristicRollback) -> None:
+    def _rollback_by_hand(self, place: int, said: journal_records.HeuristicRollback) -> None:
         for transaction in self._known((said.epoch,)):
             transaction.place = place
             transaction.decided_ms = said.time_ms
@@ -191,7 +297,7 @@ class Ledger:
             self._leave(transaction)
             self._let_go(transaction)
 
-    def _forget(self, place: int, said: operations.Forget) -> None:
+    def _forget(self, place: int, said: journal_records.Forget) -> None:
         for transaction in self._known((said.epoch,)):
             if transaction.state not in states.HEURISTIC:
                 raise ValueError(f"transaction {said.epoch} is {transaction.state}: it cannot be forgotten")
@@ -199,28 +305,28 @@ class Ledger:
             self._remember(transaction, states.COMMITTED if committed else states.ROLLED_BACK)
             self.remove(transaction)
 
-    def _epochs(self, place: int, said: operations.Epochs) -> None:
+    def _epochs(self, place: int, said: journal_records.Epochs) -> None:
         self.epochs_end = max(self.epochs_end, said.end)
         for outcomes in (self.outcomes, self.local_outcomes):
             outcomes.key = outcomes.key or said.key
             outcomes.leased(said.end)
 
-    def _group_commit(self, place: int, said: operations.GroupCommit) -> None:
+    def _group_commit(self, place: int, said: journal_records.GroupCommit) -> None:
         self.groups.committed(said.group, said.sequence, said.run, said.rows, said.time_ms)
         if said.members:
             self._decide_prepared(place, said.time_ms, said.members, states.DECIDE)
         self._drop(place, said.dropped, said.time_ms)
 
-    def _group_abort(self, place: int, said: operations.GroupAbort) -> None:
+    def _group_abort(self, place: int, said: journal_records.GroupAbort) -> None:
         self._drop(place, said.dropped, said.time_ms)
         self.groups.aborted(said.group, said.sequence, said.run, self.time_ms)
 
-    def _group_forget(self, place: int, said: operations.GroupForget) -> None:
+    def _group_forget(self, place: int, said: journal_records.GroupForget) -> None:
         self.groups.forget(said.group)
 
     # What several rules share
 
-    def _described(self, said: operations.Prepare | operations.LocalCommit) -> Transaction:
+    def _described(self, said: journal_records.Prepare | journal_records.LocalCommit) -> Transaction:
         """The transaction of which `said` tells everything."""
         transaction = self._found(said.epoch)
         self._describe(transaction, said.origin)
@@ -414,16 +520,94 @@ class Ledger:
 
 
 _RULES: Final[dict[type, Callable[[Ledger, int, Any], None]]] = {
-    operations.Prepare: Ledger._prepare,
-    operations.Commit: Ledger._commit,
-    operations.Rollback: Ledger._rollback,
-    operations.LocalCommit: Ledger._local_commit,
-    operations.LocalRollback: Ledger._local_rollback,
-    operations.HeuristicCommit: Ledger._commit_by_hand,
-    operations.HeuristicRollback: Ledger._rollback_by_hand,
-    operations.Forget: Ledger._forget,
-    operations.Epochs: Ledger._epochs,
-    operations.GroupCommit: Ledger._group_commit,
-    operations.GroupAbort: Ledger._group_abort,
-    operations.GroupForget: Ledger._group_forget,
+    journal_records.Prepare: Ledger._prepare,
+    journal_records.Commit: Ledger._commit,
+    journal_records.Rollback: Ledger._rollback,
+    journal_records.LocalCommit: Ledger._local_commit,
+    journal_records.LocalRollback: Ledger._local_rollback,
+    journal_records.HeuristicCommit: Ledger._commit_by_hand,
+    journal_records.HeuristicRollback: Ledger._rollback_by_hand,
+    journal_records.Forget: Ledger._forget,
+    journal_records.Epochs: Ledger._epochs,
+    journal_records.GroupCommit: Ledger._group_commit,
+    journal_records.GroupAbort: Ledger._group_abort,
+    journal_records.GroupForget: Ledger._group_forget,
 }
+
+
+# Changes where a transaction's batches lie, when the journal has carried them forward.
+
+
+class Moves:
+    """Snapshots that are being packed share locations with the ledger: the first move of a transaction after each
+    copies them.
+    """
+
+    def __init__(self) -> None:
+        self._copied: set[int] = set()
+        self._rows: tuple[int, dict[int, int]] = (0, {})
+        """An epoch, and which of its batches lies at which place."""
+
+    def share(self) -> None:
+        """A snapshot has taken hold of all locations."""
+        self._copied.clear()
+
+    def move(self, transaction: Transaction, place: int, moved_from: int) -> bool:
+        """The batch at `moved_from` lies at `place` now; False if it has none there."""
+        row = self._row(transaction, moved_from)
+        if row is None:
+            return False
+        if transaction.epoch not in self._copied:
+            transaction.locations = Locations(transaction.locations)
+            self._copied.add(transaction.epoch)
+        transaction.locations[row * WORDS] = place
+        self._rows[1][place] = row
+        return True
+
+    def _row(self, transaction: Transaction, place: int) -> int | None:
+        """Which of its batches lies at `place`. Moves come transaction by transaction: one index is enough."""
+        epoch, rows = self._rows
+        if epoch != transaction.epoch or place not in rows:
+            rows = {at: row for row, at in enumerate(transaction.locations[0::WORDS])}
+            self._rows = (transaction.epoch, rows)
+        return rows.get(place)
+
+
+# Epochs by rising number, of which any page can be had without looking at those before it.
+#
+# Epochs come nearly in order and go in any: a list takes them, those that are gone stay in it until they are half of
+# it. So adding and removing cost next to nothing, and a page a search and what lies in it.
+
+SLACK: Final = 64
+"""So many that are gone are not worth a round of clearing."""
+
+
+class Order:
+    """The epochs that `live` holds. The owner adds each once, and says when one is gone."""
+
+    def __init__(self, live: Container[int]) -> None:
+        self._live = live
+        self._epochs: list[int] = []
+        self._gone = 0
+
+    def add(self, epoch: int) -> None:
+        epochs = self._epochs
+        if not epochs or epoch > epochs[-1]:
+            epochs.append(epoch)
+        else:
+            insort(epochs, epoch)
+
+    def gone(self) -> None:
+        """One of them is in `live` no more."""
+        self._gone += 1
+        if self._gone > SLACK and 2 * self._gone > len(self._epochs):
+            live = self._live
+            self._epochs = [epoch for epoch in self._epochs if epoch in live]
+            self._gone = 0
+
+    def after(self, epoch: int) -> Iterator[int]:
+        """Those above `epoch`. What is added or goes meanwhile may or may not be seen."""
+        epochs = self._epochs
+        for at in range(bisect_right(epochs, epoch), len(epochs)):
+            if epochs[at] in self._live:
+                yield epochs[at]

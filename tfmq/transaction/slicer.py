@@ -16,7 +16,7 @@ from journal.record.batch import Batch, cut_blocks
 from journal.record.format import walk
 from journal.wal.entry import AppendMsg, Entry
 from tfmq.apply_target import ARRIVALS_KEY
-from tfmq.transaction.transaction import ROW_WORDS, SIZE_BITS, SIZE_MASK, Slice
+from tfmq.transaction.model import ROW_WORDS, SIZE_BITS, SIZE_MASK, Slice
 
 logger = logging.getLogger("tfmq.transaction")
 

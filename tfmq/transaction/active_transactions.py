@@ -1,28 +1,57 @@
-"""The books of live transactions: what has to be done beside the record when one begins, is prepared, decided, over.
+"""Which prepared transaction has waited longest: what an operator must hear of."""
 
-Sessions and timers let go, space is set aside or freed, offsets are locked or free again, whoever waited for a step
-goes on. Commands decide; here it is only written down, the same way for each of them.
-"""
+from __future__ import annotations
 
+import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from journal.clock import Clock
 from tfmq.apply_target import Destination
-from tfmq.transaction import refusals, states
-from tfmq.transaction.ages import Ages
-from tfmq.transaction.applying import Applier
-from tfmq.transaction.checks import Checks
-from tfmq.transaction.course import Course, Waiting
-from tfmq.transaction.live import Live
-from tfmq.transaction.queue import MaybeWritten, Run, Waiter, Written
+from tfmq.errors import Busy, TransactionTooLarge
+from tfmq.transaction import rejections, states
+from tfmq.transaction.applier import Applier
+from tfmq.transaction.apply_progress import Course, Waiting
+from tfmq.transaction.check_back import Checks
+from tfmq.transaction.deadlines import Deadlines
+from tfmq.transaction.journal_writer import MaybeWritten, Run, Waiter, Written
+from tfmq.transaction.model import Decision, Transaction
 from tfmq.transaction.requests import Caller, Check, Timers
-from tfmq.transaction.reservations import Reservations
-from tfmq.transaction.sessions import Sessions
 from tfmq.transaction.store import JournalTransactionStore
-from tfmq.transaction.timeouts import Deadlines
-from tfmq.transaction.transaction import Decision, Transaction
+
+DEAD_MIN: Final = 1024
+"""Below this many dead entries a clean-up of the heap is not worth its pass."""
+
+
+class Ages:
+    """Prepared transactions by the time (wall clock, ms) at which they were prepared."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def add(self, epoch: int, prepared_ms: int) -> None:
+        self._times[epoch] = prepared_ms
+        heapq.heappush(self._heap, (prepared_ms, epoch))
+
+    def remove(self, epoch: int) -> None:
+        """Harmless if it is not there."""
+        self._times.pop(epoch, None)
+        if len(self._heap) > 2 * len(self._times) + DEAD_MIN:
+            self._heap = [(time_ms, each) for each, time_ms in self._times.items()]
+            heapq.heapify(self._heap)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the one that has waited longest was prepared; None if there is none."""
+        while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
 
 READ_ONLY_REMEMBERED: Final = 10_000
 """Empty transactions leave no record; so many of the last are remembered for a repeat."""
@@ -35,7 +64,13 @@ TOPICS_ASKED: Final = 8
 
 
 class Books:
-    """See the module. `expired(epoch)`: the time of an open transaction is over; `outlived(epoch)`: that of a prepared
+    """The books of live transactions: what has to be done beside the record when one begins, is prepared, decided,
+    over.
+
+    Sessions and timers let go, space is set aside or freed, offsets are locked or free again, whoever waited for a step
+    goes on. Commands decide; here it is only written down, the same way for each of them.
+
+    `expired(epoch)`: the time of an open transaction is over; `outlived(epoch)`: that of a prepared
     member of a commit group.
     """
 
@@ -95,7 +130,7 @@ class Books:
             return transaction
         newer = self.store.named.get(xid)
         if newer is not None and newer.epoch > epoch and self.store.outcome(xid, epoch) is None:
-            raise refusals.stale(epoch, newer.epoch)
+            raise rejections.stale(epoch, newer.epoch)
         return None
 
     def busy(self, transaction: Transaction) -> bool:
@@ -235,7 +270,7 @@ class Books:
             if error is None:
                 self.applier.start(first)
             else:
-                first.fail(refusals.not_forced(error))
+                first.fail(rejections.not_forced(error))
 
     def _applied(self, course: Course) -> None:
         self.reservations.release(course.reserved)
@@ -347,7 +382,7 @@ def require_sure(transaction: Transaction) -> None:
     """Raises StorageStopped, outcome unknown, where a record of it may or may not be in the journal."""
     unsure = live_of(transaction).unsure
     if unsure is not None:
-        raise refusals.of_journal(unsure)
+        raise rejections.of_journal(unsure)
 
 
 def topics_of(transaction: Transaction) -> list[str]:
@@ -360,3 +395,160 @@ def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any, most: int) ->
     memory[key] = value
     if len(memory) > most:
         memory.popitem(last=False)
+
+
+# What the broker knows of a live transaction that nothing durable depends on.
+
+
+class Live:
+    """`timeout_ms`: as its owner was told. `place`: of the record that its state stands for, 0 before the first.
+
+    `sizes`: bytes by target, of what was sent. `sending`: batches on the way to the journal, `recording`: records;
+    `missing`: (producer id, sequence) of batches that the disk refused and that have not come again. `reserved`: bytes
+    set aside at its targets. `orphan`: its time is over or its session gone while a record was on its way, so it
+    ends if that is refused. `unsure`: the disk failed while a record was written, and only a start will tell whether
+    it is there. `waiting`: steps that were asked for meanwhile. `course`: after the decision.
+    """
+
+    __slots__ = (
+        "course",
+        "missing",
+        "orphan",
+        "place",
+        "recording",
+        "reserved",
+        "sending",
+        "sizes",
+        "timeout_ms",
+        "unsure",
+        "waiting",
+    )
+
+    def __init__(self, timeout_ms: int = 0) -> None:
+        self.timeout_ms = timeout_ms
+        self.place = self.recording = self.reserved = self.sending = 0
+        self.sizes: dict[int, int] = {}
+        self.missing: set[tuple[int, int]] = set()
+        self.orphan = False
+        self.unsure: MaybeWritten | None = None
+        self.waiting: list[Callable[[], None]] = []
+        self.course: Course | None = None
+
+
+# Space that transactions need: bounded for all unfinished ones together, set aside at their targets before a decision.
+#
+# What is set aside was asked for first (`Destination.check`), for every target and with all that is set aside already:
+# so a decision is refused while it still can be, and not found to be impossible afterwards.
+
+FULL: Final = (
+    "Unfinished transactions hold {held} bytes; with {more} more that is above limits.transactions_bytes. Wait, or"
+    " end some of them."
+)
+MANY: Final = (
+    "Unfinished transactions hold {held} batches; with {more} more that is above limits.transactions_pieces. Wait, or"
+    " end some of them; and send larger batches."
+)
+LARGE: Final = "The transaction would have {found} {what}; the limit is limits.{limit}, {most}."
+
+
+class Reservations:
+    """`reserved`: bytes set aside at the targets, of prepared and decided transactions."""
+
+    def __init__(self, destination: Destination, limits: Mapping[str, int]) -> None:
+        self._destination = destination
+        self._bytes_max = limits["transaction_bytes"]
+        self._pieces_max = limits["transaction_pieces"]
+        self._all_bytes_max = limits["transactions_bytes"]
+        self._all_pieces_max = limits["transactions_pieces"]
+        self.reserved = 0
+
+    def require_room(
+        self, held_bytes: int, held_pieces: int, transaction: Transaction, size_bytes: int, pieces: int
+    ) -> None:
+        """Whether a transaction may grow by so much; `held_bytes`, `held_pieces`: what all unfinished ones have, and
+        what is on its way. Raises TransactionTooLarge, Busy.
+        """
+        found = transaction.size_bytes + size_bytes
+        if found > self._bytes_max:
+            raise _too_large("bytes", "transaction_bytes", found, self._bytes_max)
+        rows = transaction.locations.rows + pieces
+        if rows > self._pieces_max:
+            raise _too_large("batches", "transaction_pieces", rows, self._pieces_max)
+        if held_bytes + size_bytes > self._all_bytes_max:
+            raise Busy(FULL.format(held=held_bytes, more=size_bytes))
+        if held_pieces + pieces > self._all_pieces_max:
+            raise Busy(MANY.format(held=held_pieces, more=pieces))
+
+    def reserve(self, sizes: Mapping[int, int]) -> int:
+        """Sets aside what a transaction brings to each target, by key; all or nothing. Answers the sum.
+
+        Raises what `Destination.check` does.
+        """
+        taken = 0
+        try:
+            for key, size in sizes.items():
+                self._destination.check(key, size)
+                self._destination.reserve(size)
+                taken += size
+        except Exception:
+            if taken:
+                self._destination.release(taken)
+            raise
+        self.reserved += taken
+        return taken
+
+    def restore(self, size_bytes: int) -> None:
+        """After a start: what was decided or prepared has its space, whether or not it is there."""
+        self._destination.reserve(size_bytes)
+        self.reserved += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """It was written, or is not needed any more."""
+        if size_bytes:
+            self._destination.release(size_bytes)
+            self.reserved -= size_bytes
+
+
+def _too_large(what: str, limit: str, found: int, most: int) -> TransactionTooLarge:
+    return TransactionTooLarge(
+        LARGE.format(found=found, what=what, limit=limit, most=most), found=found, max=most, limit=limit
+    )
+
+
+# Which session began which transaction: so many each at most, and the local ones end with their session.
+#
+# A session is here only as long as it has transactions.
+
+
+class Sessions:
+    """Open transactions by the session that began them."""
+
+    def __init__(self) -> None:
+        self._epochs: dict[Caller, dict[int, bool]] = {}
+        self._owner: dict[int, Caller] = {}
+
+    def opened(self, session: Caller, epoch: int, *, local: bool) -> None:
+        """`local`: the transaction ends when the session does."""
+        self._epochs.setdefault(session, {})[epoch] = local
+        self._owner[epoch] = session
+
+    def closed(self, epoch: int) -> None:
+        """The transaction is open no more: prepared, decided or over. Harmless if it is not known."""
+        session = self._owner.pop(epoch, None)
+        if session is None:
+            return
+        epochs = self._epochs[session]
+        del epochs[epoch]
+        if not epochs:
+            del self._epochs[session]
+
+    def count(self, session: Caller) -> int:
+        """How many transactions of this session are open."""
+        return len(self._epochs.get(session, ()))
+
+    def lost(self, session: Caller) -> list[int]:
+        """Forgets the session; the epochs of its local transactions, in the order in which they began."""
+        epochs = self._epochs.pop(session, {})
+        for epoch in epochs:
+            del self._owner[epoch]
+        return [epoch for epoch, local in epochs.items() if local]

@@ -18,9 +18,9 @@ from journal.record.batch import Batch
 from journal.wal import entry as entries
 from journal.wal.entry import BLOCK, HEADER_SIZE, MESSAGES, OPERATION, AppendMsg
 from journal.wal.store import JournalStore
-from tfmq.transaction import operations
-from tfmq.transaction.ledger import Ledger
-from tfmq.transaction.transaction import Piece, Transaction
+from tfmq.transaction import journal_records
+from tfmq.transaction.model import Piece, Transaction
+from tfmq.transaction.transaction_table import Ledger
 
 APPEND_BYTES: Final = 8 << 20
 """One append takes no more, unless one item alone is larger: it does not keep the broker from everything else."""
@@ -63,7 +63,7 @@ class Item:
         self,
         transaction: Transaction | None,
         messages: list[AppendMsg],
-        operation: operations.Operation | None,
+        operation: journal_records.Operation | None,
         written: Written,
         refused: Callable[[], None] | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class Item:
             count += message.count
             size += HEADER_SIZE + MESSAGES.size + BLOCK.size * len(message.blocks) + len(message.data)
         if operation is not None:
-            packed = entries.Operation(*operations.pack(operation))
+            packed = entries.Operation(*journal_records.pack(operation))
             contents.append(packed)
             size += HEADER_SIZE + OPERATION.size + len(packed.payload)
         self.contents = contents
@@ -114,7 +114,7 @@ class JournalQueue:
 
     def put(
         self,
-        operation: operations.Operation | None,
+        operation: journal_records.Operation | None,
         written: Written,
         *,
         transaction: Transaction | None = None,

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Final
 
 from tfmq.errors import Busy
+from tfmq.transaction.deadlines import Deadlines
 from tfmq.transaction.requests import Caller, Check, Done, Timers
-from tfmq.transaction.timeouts import Deadlines
 
 PAUSE_SECONDS_MAX: Final = 3600.0
 """Who could not say in a day is still asked each hour."""
