@@ -18,7 +18,7 @@ from journal.fsck.log_verify import DAMAGE, Finding, verify
 from journal.fsck.wal_verify import is_journal, verify_journal
 from journal.testing import SimulatedDisk
 from journal.testing.faults import Faults
-from tfmq.broker.engine import Engine
+from tfmq.broker.request_handler import Engine
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX as ARRIVALS_SUFFIX
 from tfmq.delay.buckets.fsck import ARRIVALS_NAME, is_delay, verify_buckets
 from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER

@@ -2,7 +2,7 @@
 
 from journal.record.batch import Batch, Source
 from tfmq.apply_target import ARRIVALS_KEY, OFFSETS_KEY, Append, CommitOffsets, GroupPlaces, Mark, Schedule
-from tfmq.broker.register import ID_FIRST
+from tfmq.broker.catalog_state import ID_FIRST
 from tfmq.ids import log_id
 
 SOURCE = Source(2, 7, 100, 1)

@@ -13,7 +13,7 @@ from journal.record.block import blocks_of, control_position
 from journal.record.block_trailer import CONTROL_SIZE, decode_control
 from journal.record.format import make_id, make_record, records_of, tag_flag
 from journal.testing import SimulatedClock, SimulatedDisk
-from tfmq.broker.engine import Engine
+from tfmq.broker.request_handler import Engine
 from tfmq.config import Config, load
 from tfmq.errors import TfmqError
 from tfmq.protocol import commands

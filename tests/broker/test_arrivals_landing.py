@@ -8,7 +8,7 @@ import pytest
 
 from journal.record.batch import Appended, Batch
 from tests.broker.helpers import Broker, after, batch
-from tfmq.broker.arrivals_landing import ArrivalsLanding
+from tfmq.broker.delayed_produce import ArrivalsLanding
 from tfmq.delay.arrivals import header as notes
 from tfmq.delay.arrivals.header import Turns
 from tfmq.delay.arrivals.log import batches_of, note_batch, read

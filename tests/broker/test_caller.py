@@ -3,7 +3,7 @@
 import inspect
 
 from tests.broker import helpers
-from tfmq.broker.caller import Reply, Session
+from tfmq.broker.reply import Reply, Session
 from tfmq.server import session as server
 
 

@@ -7,7 +7,7 @@ import pytest
 from journal.errors import Corrupt
 from tests.broker.helpers import DATA, Broker
 from tfmq.broker import catalog as module
-from tfmq.broker.register import GENERATION
+from tfmq.broker.catalog_state import GENERATION
 from tfmq.protocol.commands import ReadOffsets
 
 META = f"{DATA}/meta"

@@ -12,8 +12,8 @@ from journal.errors import Corrupt
 from journal.testing import Moment, SimulatedDisk
 from tests.broker.helpers import DATA, Broker
 from tests.scale import scaled, seeded
+from tfmq.broker.catalog_state import ID_SLACK
 from tfmq.broker.data_repair import DataRepaired, Mended, repair_data, verify_data
-from tfmq.broker.register import ID_SLACK
 from tfmq.data_dir import encode_version
 from tfmq.protocol import commands
 from tfmq.server.refusals import sentence

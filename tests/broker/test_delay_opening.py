@@ -11,13 +11,13 @@ from journal.testing import Moment, SimulatedClock, SimulatedDisk
 from tests.broker.helpers import DATA, Answer, Broker, after, handles
 from tests.scale import scaled, seeded
 from tfmq.apply_target import ARRIVALS_KEY
-from tfmq.broker.delay_opening import ARRIVALS_NAME, FOLDER_NAME, WORD_NAME
+from tfmq.broker.startup import ARRIVALS_NAME, DELAY_FOLDER, NEW_DELAY_MARKER
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID
 from tfmq.protocol.delayed_handle import read_dues
 
-FOLDER = f"{DATA}/{FOLDER_NAME}"
+FOLDER = f"{DATA}/{DELAY_FOLDER}"
 ARRIVALS = f"{FOLDER}/{ARRIVALS_NAME}"
-WORD = f"{DATA}/meta/{WORD_NAME}"
+WORD = f"{DATA}/meta/{NEW_DELAY_MARKER}"
 
 Kept = dict[str, bytes]
 

@@ -8,7 +8,7 @@ from journal.errors import Corrupt
 from journal.testing import SimulatedDisk
 from tests.broker.helpers import Broker, after, handles
 from tests.broker.test_delay_opening import ARRIVALS, files, put
-from tfmq.broker import delay_opening
+from tfmq.broker import startup
 from tfmq.delay import memory_window
 from tfmq.protocol.delayed_handle import parse_handle
 
@@ -50,7 +50,7 @@ def test_by_an_old_handle_a_message_comes_earlier_if_that_is_asked_for(wanted: i
 
 def test_buckets_that_are_older_than_the_arrivals_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrivals that were given up since lie in newer buckets alone."""
-    monkeypatch.setattr(delay_opening, "_segment_bytes", lambda house: 1 << 16)
+    monkeypatch.setattr(startup, "_segment_bytes", lambda house: 1 << 16)
     monkeypatch.setattr(memory_window, "SPILL_BYTES", 1 << 14)
     broker = Broker()
     broker.create()

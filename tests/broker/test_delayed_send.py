@@ -12,7 +12,7 @@ from journal.record.block_trailer import CONTROL_RECORD, SOURCE_TRANSACTION, hol
 from journal.record.format import FLAG_CONTROL, HEADER_SIZE, make_log_id
 from tests.broker.helpers import Answer, Broker, Session, after, at, batch, handles
 from tfmq.apply_target import ARRIVALS_KEY, Mark, Schedule
-from tfmq.broker.delayed_send import effective_at, unwrap, wrap
+from tfmq.broker.delayed_produce import effective_at, unwrap, wrap
 from tfmq.delay.arrivals.log import read
 from tfmq.delay.due_time import ABSOLUTE_FLAG, DUE_MAX, RELATIVE_FLAG, dues_of
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Block, Produce

@@ -4,7 +4,7 @@ import pytest
 
 from tests.broker.helpers import Answer, Broker, Session, Stream, after, at
 from tfmq.apply_target import ARRIVALS_KEY
-from tfmq.broker.delay import TRANSACTION_TOPIC
+from tfmq.broker.delay_commands import TRANSACTION_TOPIC
 from tfmq.protocol.commands import LeaseProducerIds, ResumePartition
 from tfmq.protocol.delayed_handle import Handles, read_dues
 from tfmq.transaction import apply_progress

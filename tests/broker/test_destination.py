@@ -11,7 +11,7 @@ from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import make_log_id
 from tests.broker.helpers import Answer, Broker, Session, batch
 from tfmq.apply_target import OFFSETS_KEY, Append, Destination, Mark
-from tfmq.broker.destination import SLICE_BYTES, BrokerDestination
+from tfmq.broker.apply_target import SLICE_BYTES, BrokerDestination
 from tfmq.errors import Busy, DiskFull, Fenced, MessageTooLarge, NotAllowed, StorageStopped, UnknownTopic
 from tfmq.protocol.commands import (
     CommitOffsets,

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from tests.broker.helpers import Broker, Session, payloads_of
-from tfmq.broker.engine import Engine
+from tfmq.broker.request_handler import Engine
 from tfmq.protocol import commands
 from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, COMMANDS, Metadata, Ping, Status
 

@@ -7,7 +7,7 @@ import pytest
 
 from journal import errors as journal
 from tfmq import errors
-from tfmq.broker.faults import ARRIVALS_STOPPED, STOPPING, client_error, not_done, of_arrivals
+from tfmq.broker.reply import ARRIVALS_STOPPED, STOPPING, client_error, not_done, of_arrivals
 
 CASES = [
     (journal.BelowStart(5, 10), "offset_out_of_range"),

@@ -4,7 +4,7 @@ import pytest
 
 from journal.errors import Corrupt, JournalError
 from tests.broker.helpers import DATA, Broker
-from tfmq.broker.register import TopicRow
+from tfmq.broker.catalog_state import TopicRow
 
 
 def row(broker: Broker, target: int, partitions: int = 0, incarnation: int = 999) -> TopicRow:

@@ -3,9 +3,8 @@
 import pytest
 
 from tests.broker.helpers import Broker
-from tfmq.broker.group import Changes, Group
-from tfmq.broker.group_member import Member, Waiting, Wishes
-from tfmq.broker.register import GROUP_OWNERS, Key, Owner, Register
+from tfmq.broker.catalog_state import GROUP_OWNERS, Key, Owner, Register
+from tfmq.broker.groups.group import Changes, Group, Member, Waiting, Wishes
 
 NOBODY = object()
 

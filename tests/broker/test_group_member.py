@@ -3,7 +3,7 @@
 import pytest
 
 from tests.broker.helpers import Session
-from tfmq.broker.group_member import Member, Wishes
+from tfmq.broker.groups.group import Member, Wishes
 
 
 def member(**fields: float) -> Member:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.scale import SEED, scaled, seeded
-from tfmq.broker import group_strategies
-from tfmq.broker.group_strategies import Candidate, Partition, assign
+from tfmq.broker.groups import assignors
+from tfmq.broker.groups.assignors import Candidate, Partition, assign
 from tfmq.errors import BadRequest
 
 STRATEGIES = ("sticky", "range", "consistent_hash")
@@ -221,15 +221,15 @@ def test_a_plan_for_members_that_all_name_other_partitions_ends_in_time(
     names = [("t", number) for number in range(800)]
     group = [Candidate(f"m{n:03d}", ["t"], frozenset(chance.sample(names, 40))) for n in range(200)]
     looked = 0
-    neighbours = group_strategies._Shares._neighbours
+    neighbours = assignors._Shares._neighbours
 
     def counted(shares: Any, member: str) -> Any:
         nonlocal looked
         looked += 1
         return neighbours(shares, member)
 
-    monkeypatch.setattr(group_strategies._Shares, "_neighbours", counted)
-    monkeypatch.setattr(group_strategies, "EVENING_STEPS_MAX", 20_000)
+    monkeypatch.setattr(assignors._Shares, "_neighbours", counted)
+    monkeypatch.setattr(assignors, "EVENING_STEPS_MAX", 20_000)
     assigned = assign("sticky", group, names, {})
     takers = {each.id: each for each in group}
     assert all(takers[member].takes(partition) for partition, member in assigned.items())

@@ -4,7 +4,7 @@ import pytest
 
 from journal.log.segments import LogOptions
 from tests.broker.helpers import Broker
-from tfmq.broker.producers import Producers
+from tfmq.broker.producer_state import Producers
 from tfmq.protocol.commands import ACKS_WRITTEN, CreateTopic
 
 

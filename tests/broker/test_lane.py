@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tfmq.broker.lane import Lane
+from tfmq.broker.admission import Lane
 
 Job = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
 

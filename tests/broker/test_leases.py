@@ -6,7 +6,7 @@ from journal.record.format import PRODUCER_ID_MAX
 from journal.testing import Moment, crash_states
 from tests.broker.helpers import Broker
 from tests.scale import SEED, scaled
-from tfmq.broker.leases import IDS_PER_SECOND, RANGE, RANGE_SECONDS
+from tfmq.broker.catalog import IDS_PER_SECOND, RANGE, RANGE_SECONDS
 
 
 def test_leases_are_contiguous_and_never_overlap() -> None:

@@ -8,7 +8,7 @@ from journal.record.batch import Source
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from tests.broker.helpers import Broker
 from tfmq.apply_target import CommitOffsets, GroupPlaces, Mark
-from tfmq.broker import offset_effects as module
+from tfmq.broker.groups import offsets as module
 
 JOURNAL = 5
 

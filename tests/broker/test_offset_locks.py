@@ -1,7 +1,7 @@
 """Offsets in doubt are locked, by whoever has them in doubt."""
 
 from tfmq.apply_target import GroupPlaces
-from tfmq.broker.offset_locks import OffsetLocks
+from tfmq.broker.groups.offsets import OffsetLocks
 
 
 def places(group: str, *keys: tuple[int, int]) -> GroupPlaces:

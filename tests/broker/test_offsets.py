@@ -7,8 +7,8 @@ import pytest
 from journal.testing import Moment, crash_states
 from tests.broker.helpers import Broker
 from tests.scale import SEED, scaled
-from tfmq.broker.offsets import lag
-from tfmq.broker.register import Place
+from tfmq.broker.catalog_state import Place
+from tfmq.broker.groups.offsets import lag
 from tfmq.protocol.commands import CommitOffsets, GroupOffset, PartitionName, ReadOffsets
 
 

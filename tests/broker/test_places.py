@@ -3,7 +3,7 @@
 import pytest
 
 from tests.broker.helpers import Broker
-from tfmq.broker.places import ordinal_of, record_offset
+from tfmq.broker.log_offsets import ordinal_of, record_offset
 from tfmq.protocol.commands import (
     ACKS_WRITTEN,
     BY_EARLIEST,

@@ -10,8 +10,8 @@ from journal.log.log import Log
 from journal.record.batch import Batch, succession
 from journal.testing import SimulatedClock, SimulatedDisk
 from tests.broker.helpers import batch
-from tfmq.broker.places import record_offset
-from tfmq.broker.producers import Producers
+from tfmq.broker.log_offsets import record_offset
+from tfmq.broker.producer_state import Producers
 from tfmq.errors import BadRequest, SequenceGap, StaleProducer, UnknownProducer
 
 DAY_MS = 86_400_000

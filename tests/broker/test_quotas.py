@@ -3,7 +3,7 @@
 import pytest
 
 from tests.broker.helpers import Session
-from tfmq.broker.quotas import Quotas
+from tfmq.broker.admission import Quotas
 from tfmq.errors import Busy
 
 LIMITS = {"pending_bytes": 100, "pending_bytes_per_session": 40, "pending_requests": 5}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.errors import NewerFormat
-from tfmq.broker.register import (
+from tfmq.broker.catalog_state import (
     CREATE,
     DELAY_STORE,
     DELETE,

@@ -9,7 +9,7 @@ from journal.errors import Full
 from journal.log.log import Log
 from tests.broker.helpers import DATA, Broker
 from tfmq.broker import reserve as module
-from tfmq.broker.register import DELETE, GENERATION
+from tfmq.broker.catalog_state import DELETE, GENERATION
 from tfmq.broker.reserve import PIECE_BYTES, PIECES, QUIET_SECONDS, ROOM_BYTES, SIZE_BYTES
 
 PATH = f"{DATA}/meta/reserve"

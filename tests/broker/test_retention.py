@@ -7,7 +7,7 @@ import pytest
 
 from journal.record.block import blocks_of
 from tests.broker.helpers import DATA, Broker, config
-from tfmq.broker.retention import ROUND_SECONDS
+from tfmq.broker.log_offsets import ROUND_SECONDS
 from tfmq.protocol.commands import CreateTopic, Metadata, Truncate
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.broker.schedule_book import ROW_BYTES, ScheduleBook, ScheduleRow
+from tfmq.broker.catalog_state import ROW_BYTES, ScheduleBook, ScheduleRow
 
 ROW = ScheduleRow(20, "daily", "0 9 * * *", "UTC", "orders", None, b"att", b"payload", "one", 5, 17, 2, 5)
 

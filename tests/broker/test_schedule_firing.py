@@ -15,9 +15,8 @@ from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.testing import Moment, crash_states
 from tests.broker.schedule_helpers import Scheduling, ms
 from tests.scale import SEED, scaled
-from tfmq.broker.destination import BrokerDestination
-from tfmq.broker.schedule_firing import TOPIC_GONE
-from tfmq.broker.schedule_watch import LOOK_SECONDS, PORTION_STEPS, STALE_MAX
+from tfmq.broker.apply_target import BrokerDestination
+from tfmq.broker.scheduler import LOOK_SECONDS, PORTION_STEPS, STALE_MAX, TOPIC_GONE
 from tfmq.delay.cron import ALL_MAX
 from tfmq.errors import MessageTooLarge
 from tfmq.protocol import commands

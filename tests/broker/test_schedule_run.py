@@ -16,9 +16,8 @@ from journal.record.format import (
 )
 from tests.broker.schedule_helpers import ms
 from tfmq import limits
-from tfmq.broker.register import SCHEDULE, SCHEDULE_STATE
-from tfmq.broker.schedule_book import ScheduleRow
-from tfmq.broker.schedule_run import ScheduleRun
+from tfmq.broker.catalog_state import SCHEDULE, SCHEDULE_STATE, ScheduleRow
+from tfmq.broker.scheduler import ScheduleRun
 from tfmq.errors import BadRequest, DecodeFailed
 from tfmq.message import decode_attribute, encode_attribute
 

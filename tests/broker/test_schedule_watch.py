@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from journal.testing import SimulatedClock
-from tfmq.broker.schedule_book import ScheduleRow
-from tfmq.broker.schedule_run import ScheduleRun
-from tfmq.broker.schedule_watch import (
+from tfmq.broker.catalog_state import ScheduleRow
+from tfmq.broker.scheduler import (
     BETWEEN_SECONDS,
     LOOK_SECONDS,
     PORTION_SECONDS,
     PORTION_STEPS,
     STALE_MAX,
+    ScheduleRun,
     ScheduleWatch,
 )
 from tfmq.broker.timers import Timers

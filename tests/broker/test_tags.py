@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from journal.record.block import blocks_of
 from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
 from journal.record.format import make_id, make_record, tag_flag, tag_hash
-from tfmq.broker.tags import blocks_with
+from tfmq.broker.fetch import blocks_with
 
 LOG_ID = 7 << 24
 

@@ -6,10 +6,10 @@ from journal.errors import Corrupt
 from journal.testing import Moment, SimulatedDisk
 from tests.broker.helpers import DATA, Answer, Broker
 from tests.scale import seeded
-from tfmq.broker.transaction_opening import FOLDER_NAME, WORD_NAME
+from tfmq.broker.startup import NEW_JOURNAL_MARKER, TRANSACTION_FOLDER
 
-FOLDER = f"{DATA}/{FOLDER_NAME}"
-WORD = f"{DATA}/meta/{WORD_NAME}"
+FOLDER = f"{DATA}/{TRANSACTION_FOLDER}"
+WORD = f"{DATA}/meta/{NEW_JOURNAL_MARKER}"
 
 
 def with_one_prepared() -> tuple[Broker, Answer]:

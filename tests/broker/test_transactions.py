@@ -6,7 +6,7 @@ import pytest
 
 from tests.broker.helpers import Answer, Broker, Session, batch, payloads_of
 from tests.scale import scaled
-from tfmq.broker.transactions import COPY_BYTES, owned
+from tfmq.broker.transaction_commands import COPY_BYTES, owned
 from tfmq.errors import Busy
 from tfmq.protocol import commands
 

@@ -4,8 +4,7 @@ from journal.record.batch import PLAIN, Batch, Source
 from journal.record.block_trailer import SOURCE_DELAY, SOURCE_TRANSACTION
 from tests.broker.helpers import batch
 from tfmq.apply_target import Append
-from tfmq.broker.effect_work import EffectWork
-from tfmq.broker.work import Staged, Work, tail_of
+from tfmq.broker.partition import EffectWork, Staged, Work, tail_of
 
 
 def work(kind: int, id: int, high: int, payload: bytes = b"x") -> Work:

@@ -18,7 +18,7 @@ import pytest
 from journal.testing import Moment, SimulatedClock, SimulatedDisk
 from tests.broker.helpers import Answer, Broker, Stream, after, at, handles
 from tests.crash.delay_points import Points
-from tfmq.broker import delay_opening
+from tfmq.broker import startup
 from tfmq.delay import memory_window, record_reader, storage_scheduler, target_queue
 from tfmq.delay.buckets import store
 from tfmq.protocol.delayed_handle import parse_handle
@@ -61,7 +61,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_queue, "STUCK_ROWS_MAX", 8)
     monkeypatch.setattr(record_reader, "AHEAD_MIN", 3)
     monkeypatch.setattr(record_reader, "AHEAD_BYTES", 2000)
-    monkeypatch.setattr(delay_opening, "_segment_bytes", lambda house: SEGMENT_BYTES)
+    monkeypatch.setattr(startup, "_segment_bytes", lambda house: SEGMENT_BYTES)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from journal.record.block_trailer import SOURCE_DELAY, decode_control
 from journal.record.format import FLAG_CONTROL, HEADER_SIZE, records_of
 from journal.testing import SimulatedDisk
 from tests.broker.helpers import Broker
-from tfmq.broker.delay import Delay
+from tfmq.broker.delay_commands import Delay
 from tfmq.delay.arrivals import header
 from tfmq.delay.buckets import store
 from tfmq.delay.buckets.format import parse_bucket_name

@@ -11,7 +11,7 @@ from journal.log.log import Log
 from journal.record.batch import PLAIN, Appended, Batch, Source, cut_blocks, succession
 from journal.record.format import make_id, make_record
 from journal.testing import SimulatedClock, SimulatedDisk
-from tfmq.broker.producers import Producers
+from tfmq.broker.producer_state import Producers
 from tfmq.delay.arrivals import header, log
 from tfmq.delay.arrivals.header import Note, Turns
 from tfmq.delay.arrivals.log import ArrivedBatch, batches_of

@@ -16,7 +16,7 @@ from journal.record.batch import Appended, Batch
 from journal.record.format import make_id, make_log_id, make_record
 from journal.testing import SimulatedClock, SimulatedDisk
 from tests.transaction.targets import Targets
-from tfmq.broker.producers import Producers
+from tfmq.broker.producer_state import Producers
 from tfmq.broker.timers import Timers
 from tfmq.delay.arrivals import header
 from tfmq.delay.arrivals.log import LOG_ID, arrival_options, batches_of

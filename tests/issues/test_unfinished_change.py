@@ -3,7 +3,7 @@
 import errno
 
 from tests.broker.helpers import Broker
-from tfmq.broker.register import GONE, READY
+from tfmq.broker.catalog_state import GONE, READY
 from tfmq.errors import NOT_DONE, DiskFull
 from tfmq.protocol import commands
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final, NamedTuple
 
-from tfmq.broker.caller import Body, Buffers, Reply, Session
+from tfmq.broker.reply import Body, Buffers, Reply, Session
 from tfmq.errors import NOT_DONE, TfmqError, UnknownPartition, UnknownTopic
 from tfmq.protocol import commands
 

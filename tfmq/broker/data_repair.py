@@ -38,7 +38,7 @@ from journal.record.block import Block
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, make_log_id, records_of
 from tfmq.broker.catalog import LOG_ID, SUFFIX, read_version, write_version
-from tfmq.broker.register import CREATE, DELETING, GONE, GROW, ID_SLACK, LEASE, READY, Register, unpack
+from tfmq.broker.catalog_state import CREATE, DELETING, GONE, GROW, ID_SLACK, LEASE, READY, Register, unpack
 from tfmq.data_dir import (
     FOLDER_NAMES,
     LOST,

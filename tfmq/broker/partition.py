@@ -6,11 +6,13 @@ queue waits. While a large transaction holds the partition, its effects go on an
 effects of other sources too.
 """
 
+from __future__ import annotations
+
 import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from journal.errors import Full
 from journal.log.checkpoint import REWRITE_SECONDS
@@ -19,13 +21,12 @@ from journal.log.segments import LogOptions
 from journal.record.batch import Appended, Batch, Source
 from journal.record.block_trailer import holds_control_header
 from journal.record.format import HEADER_SIZE
-from tfmq.apply_target import SourceName
-from tfmq.broker import faults
-from tfmq.broker.caller import Run
-from tfmq.broker.producers import Producers
+from tfmq.apply_target import Append, Mark, Schedule, SourceName
+from tfmq.broker import reply
+from tfmq.broker.producer_state import Producers
+from tfmq.broker.reply import Run
 from tfmq.broker.reserve import FullDiskLog
 from tfmq.broker.timers import Timers
-from tfmq.broker.work import NotYet, Staged, Work, tail_of
 from tfmq.data_dir import LOST
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, UnknownTopic
 
@@ -132,7 +133,7 @@ class Partition:
         try:
             work = self.log.before_append(staged.size_bytes, staged.source)
         except Exception as error:
-            self._refuse(staged, faults.not_done(error))
+            self._refuse(staged, reply.not_done(error))
             return None
         if work is None:
             self._append(staged)
@@ -141,7 +142,7 @@ class Partition:
     def _worked(self, staged: Staged, result: Any, error: BaseException | None) -> None:
         self.working = False
         if error is not None:
-            self._refuse(staged, faults.not_done(error))
+            self._refuse(staged, reply.not_done(error))
         else:
             self._append(staged)
         self.write()
@@ -158,7 +159,7 @@ class Partition:
             except NotYet:
                 break
             except Exception as error:
-                self._refuse_all([self._queue.popleft()], faults.not_done(error))
+                self._refuse_all([self._queue.popleft()], reply.not_done(error))
                 continue
             self._queue.popleft()
             if batches is not None:
@@ -371,7 +372,7 @@ class Partition:
 
     def _tell_trouble(self, error: BaseException, size_bytes: int = 0) -> None:
         """Puts a stop, a full disk or a want of descriptors into the server's log, once until it is over."""
-        files = faults.is_of_files(error)
+        files = reply.is_of_files(error)
         if self.log.stopped is None and (files or isinstance(error, DiskFull)):
             self._full_disk.refused(f"{self.name}-{self.number}", size_bytes, files=files)
         self.tell_stop()
@@ -404,7 +405,7 @@ def _append_error(error: BaseException) -> TfmqError:
     """What a sender is told of a failed append: whether it happened is known only if the log refused it
     whole.
     """
-    known = faults.client_error(error)
+    known = reply.client_error(error)
     if isinstance(known, StorageStopped):
         known.outcome = UNKNOWN
     return known
@@ -417,3 +418,140 @@ def _loud(result: Any, error: BaseException | None) -> None:
 
 def _nobody(error: BaseException | None) -> None:
     """Whoever asked only wanted the marks to move; a failed force has stopped the log, which says so."""
+
+
+# An effect of a transaction or a timer on its way into a partition: applied once, whatever is repeated.
+
+
+class EffectWork:
+    """No stream rule and no window: what its producers sent was checked where it first landed.
+
+    `done(mark, None)` when it is written, also if it was before; `done(None, error)` when it was not.
+    """
+
+    effect = True
+
+    def __init__(
+        self, effect: Append | Schedule, done: Callable[[Mark | None, BaseException | None], None]
+    ) -> None:
+        self._batches = list(effect.batches)
+        self._key = effect.key
+        self._done = done
+        self.source: Source = effect.source
+        self.alone = not self._batches
+        self.size_bytes = sum(len(batch.data) for batch in effect.batches)
+
+    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
+        place = (self.source.high, self.source.low)
+        applied = partition.log.applied(self.source.kind, self.source.id)
+        if applied is not None and place <= applied:
+            if partition.log.stopped is not None:
+                # Nobody reads it, and it may be lost yet: only a resumption tells.
+                raise StorageStopped(reason=partition.log.stopped, outcome=UNKNOWN)
+            self._done(Mark(self._key, partition.log.end_offset, ()), None)
+            return None
+        if staged.items and place <= staged.source[2:]:
+            raise NotYet
+        return self._batches
+
+    def appended(self, partition: Partition, answers: list[Appended]) -> None:
+        offsets = [answer.positions[0][1] for answer in answers] if self._batches else []
+        self._done(Mark(self._key, answers[-1].end_offset, offsets), None)
+
+    def refused(self, error: BaseException) -> None:
+        self._done(None, error)
+
+    def keep(self, *, staged: bool = False) -> None:
+        """Its bytes are its own."""
+
+
+# What is to be written to a partition, from the queue to its append: the `Work` protocol, and `Staged`, which
+# gathers the work of one append.
+#
+# An append names one source, so works share one only if they come from the same: all plain sends, or all effects
+# of one transaction journal, whose highest place then stands for all of them. An append is written whole or not
+# at all, so that place never covers an effect that is not there.
+
+
+class Work(Protocol):
+    """Something to be written. Exactly one of `appended` and `refused` is called."""
+
+    size_bytes: int
+    alone: bool
+    """It is an append of its own, whatever its source."""
+    effect: bool
+    """It comes from a transaction or a timer. Its batches were checked when they were taken from their producer, and
+    their bytes again when they were read back; they stay unchanged until it is told that it is written or not."""
+    source: Source
+
+    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
+        """What to append now; None if the work was settled without (a repeat, a refusal).
+
+        Raises `NotYet` if that cannot be told before what is staged has been written.
+        """
+        ...
+
+    def appended(self, partition: Partition, answers: list[Appended]) -> None:
+        """It is written; not forced yet."""
+        ...
+
+    def refused(self, error: BaseException) -> None:
+        """It was not written."""
+        ...
+
+    def keep(self, *, staged: bool = False) -> None:
+        """It waits beyond this turn: from now on its bytes are its own, and the memory they came in is free.
+
+        `staged`: its batches have bytes of their own already, and it is not asked for them again.
+        """
+        ...
+
+
+class NotYet(Exception):
+    """Write what is staged, then ask again."""
+
+
+class Staged:
+    """Work gathered for one append: per item its batches, and per producer the sequence that comes next."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[Work, list[Batch]]] = []
+        self.size_bytes = 0
+        self.next_sequences: dict[int, int] = {}
+        self.tail = b""
+        """The last bytes, which the next batch follows at once."""
+
+    def takes(self, work: Work, size_bytes_max: int) -> bool:
+        """Whether `work` may share the append: there is room, and the source is the same."""
+        if not self.items:
+            return True
+        first = self.items[0][0]
+        if work.alone or first.alone or self.size_bytes + work.size_bytes > size_bytes_max:
+            return False
+        return work.source is first.source or work.source[:2] == first.source[:2]
+
+    def add(self, work: Work, batches: list[Batch]) -> None:
+        self.items.append((work, batches))
+        self.size_bytes += work.size_bytes
+        for batch in batches:
+            self.next_sequences[batch.producer_id] = batch.sequence + batch.count
+            self.tail = tail_of(batch)
+
+    @property
+    def source(self) -> Source:
+        """What the append's control records name: the last one's place, since places of one source grow."""
+        return self.items[-1][0].source
+
+    def keep(self) -> None:
+        """As `Work.keep`, for all that is staged."""
+        for number, (work, batches) in enumerate(self.items):
+            if work.effect:
+                continue
+            own = [batch._replace(data=bytes(batch.data)) for batch in batches]
+            self.items[number] = (work, own)
+            work.keep(staged=True)
+
+
+def tail_of(batch: Batch) -> bytes:
+    """The end of a checked batch, as long as a header."""
+    return bytes(batch.data[-HEADER_SIZE:])

@@ -15,7 +15,7 @@ from journal.clock import Clock
 from journal.disk import Disk, write_all
 from journal.errors import Full
 from journal.filenames import join
-from tfmq.broker.caller import Run
+from tfmq.broker.reply import Run
 from tfmq.broker.timers import Timers
 
 logger = logging.getLogger("tfmq.broker")

@@ -5,37 +5,56 @@ A step that fails ends the start; what was opened is let go again, so that a cor
 folder free.
 """
 
+from __future__ import annotations
+
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple, cast
 
 from journal.disk import is_no_folder
-from journal.errors import Corrupt, Full, JournalError
-from journal.filenames import LOCK_NAME, TRANSACTIONS_FOLDER, join, known_in_partition, parse_partition_folder
+from journal.errors import Corrupt, Full, JournalError, NewerFormat
+from journal.filenames import (
+    DAMAGED_SUFFIX,
+    LOCK_NAME,
+    TRANSACTIONS_FOLDER,
+    join,
+    known_in_partition,
+    parse_partition_folder,
+)
+from journal.fsck.log_repair import repair
 from journal.fsync import Forcer
+from journal.log.log import Log
+from journal.record.block_trailer import SOURCE_DELAY, SOURCE_TRANSACTION
+from tfmq.broker.broker import House
 from tfmq.broker.catalog import SUFFIX, Catalog, read_version, write_version
-from tfmq.broker.delay_opening import FOLDER_NAME as DELAY_FOLDER
-from tfmq.broker.delay_opening import join_delay, open_delay
-from tfmq.broker.delay_opening import recover as recover_delay
-from tfmq.broker.folders import HOUSE_NAMES
-from tfmq.broker.house import House
-from tfmq.broker.register import (
+from tfmq.broker.catalog_state import (
     CREATING,
+    DELAY_STORE,
     DELETING,
     GONE,
     GROWING,
     ID_SLACK,
+    JOURNAL,
     LEASE,
     NODE,
     OPEN,
     READY,
     TopicRow,
 )
+from tfmq.broker.delay_commands import Delay
+from tfmq.broker.delayed_produce import INCARNATION, NAME, Arrivals, ArrivalsLanding
+from tfmq.broker.partition_dirs import HOUSE_NAMES, say_recovery
+from tfmq.broker.producer_state import Producers
 from tfmq.broker.topics import Topic
-from tfmq.broker.transaction_opening import open_store, recover
-from tfmq.data_dir import FOLDER_NAMES, VERSION_NAME, is_log
+from tfmq.data_dir import FOLDER_NAMES, VERSION_NAME, is_log, new_delay_advice, new_journal_advice
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID, SEGMENT_BYTES, arrival_options, damaged_ranges
+from tfmq.delay.arrivals.state import ArrivalState
+from tfmq.delay.buckets.store import Buckets
+from tfmq.delay.delay_queue import DelayQueue
+from tfmq.delay.requests import DelaySettings
+from tfmq.transaction.store import JournalTransactionStore
 
 log = logging.getLogger("tfmq.broker")
 
@@ -206,7 +225,7 @@ def delay(house: House) -> None:
 def transactions(house: House) -> None:
     """What is in doubt is back, what was decided is written: before anybody can ask."""
     house.join_transactions(open_store(house))
-    recover(house)
+    recover_transactions(house)
 
 
 def housekeeping(house: House) -> None:
@@ -289,3 +308,399 @@ def _abandon(topic: Topic) -> None:
 
 def _in_state(house: House, state: str) -> list[TopicRow]:
     return [topic for topic in house.catalog.register.topics.values() if topic.state == state]
+
+
+# The start of delayed delivery: the store of delayed messages that belongs to this data folder is opened before any
+# decided transaction is written, since that may bring some; it fires when everything else is there.
+#
+# A store that is missing, another one's, or older than the partitions is refused by name: with it would go what waits,
+# or messages would get numbers that others had. A new one is begun only in a data folder that never had one, or by the
+# operator's word: an empty file DATA/meta/new-delay.
+
+DELAY_FOLDER: Final = "delay"
+ARRIVALS_NAME: Final = "arrivals"
+NEW_DELAY_MARKER: Final = "new-delay"
+"""In DATA/meta: a store is to be begun. The operator's word that the old one is given up; the first start gives it to
+itself, and takes it back when the store is there.
+"""
+
+
+class DelayStore(NamedTuple):
+    """What is on the disk of delayed messages: where they arrive, and the buckets in which they wait."""
+
+    log: Log
+    state: ArrivalState
+    buckets: Buckets
+    lost: int = 0
+    """Messages that damage of the arrivals took."""
+
+    @property
+    def producers(self) -> Producers:
+        """Who has sent what to the arrivals."""
+        return cast(Producers, self.state.producers)
+
+    def abandon(self, reason: str) -> None:
+        """Lets go of it without writing anything more."""
+        self.log.abandon(reason)
+        self.buckets.abandon()
+
+
+def open_delay(house: House) -> DelayStore:
+    """The store of this data folder. Raises Corrupt, NewerFormat, OSError, Full, Stopped."""
+    folder, word = join(house.data, DELAY_FOLDER), join(house.meta, NEW_DELAY_MARKER)
+    if not house.disk.exists(folder):
+        _require_new_delay(house, folder)
+        house.disk.make_folder(folder)
+    house.disk.force_folder(house.data)
+    buckets = Buckets.open(
+        house.disk, folder, new_id=lambda: _new_delay_id(house, folder), randomness=house.randomness
+    )
+    try:
+        _require_own_delay(house, folder, buckets)
+        store = _open_arrivals(house, folder, buckets)
+    except BaseException:
+        buckets.abandon()
+        raise
+    try:
+        _require_newest_delay(house, folder, store)
+        _adopt_delay(house, store)
+    except BaseException:
+        store.abandon("the start failed")
+        raise
+    if house.disk.exists(word):
+        house.disk.unlink(word)
+        house.disk.force_folder(house.meta)
+    return store
+
+
+def _require_new_delay(house: House, folder: str) -> None:
+    """Raises Corrupt unless there never was a store, or it is given up."""
+    if house.catalog.register.delay_store and not house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):
+        raise Corrupt(folder, 0, 0, f"the store of delayed messages is missing. {_delay_advice(house)}")
+
+
+def _delay_advice(house: House) -> str:
+    return new_delay_advice(house.meta)
+
+
+def _new_delay_id(house: House, folder: str) -> int:
+    """For a store that is made: nobody had the id before, and the catalog knows it first. A start that is cut short in
+    between finds the word, and begins another one. Raises Corrupt, Stopped, Full, OSError.
+    """
+    _require_new_delay(house, folder)
+    word = join(house.meta, NEW_DELAY_MARKER)
+    if not house.disk.exists(word):
+        house.disk.create(word).close()
+        house.disk.force_folder(house.meta)
+    store_id = house.catalog.register.next_id
+    house.catalog.enter((LEASE, store_id + 1, house.clock.wall_ms()))
+    house.catalog.enter((DELAY_STORE, store_id))
+    return store_id
+
+
+def _require_own_delay(house: House, folder: str, buckets: Buckets) -> None:
+    """Raises Corrupt unless it is the store that the catalog knows."""
+    known = house.catalog.register.delay_store
+    if known and known != buckets.store_id:
+        reason = f"it holds the delayed messages of store {buckets.store_id}, and store {known} belongs to this data"
+        raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(house)}")
+
+
+def _open_arrivals(house: House, folder: str, buckets: Buckets) -> DelayStore:
+    path = join(folder, ARRIVALS_NAME)
+    is_there = house.disk.exists(path)
+    if not is_there or not house.disk.list(path):
+        if buckets.spilled_offset or not house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):
+            raise Corrupt(
+                path, 0, 0, f"the log in which delayed messages arrive is missing. {_delay_advice(house)}"
+            )
+        if not is_there:
+            house.disk.make_folder(path)
+    house.disk.force_folder(folder)
+    opened, state = _open_arrival_log(house, path)
+    if not damaged_ranges(opened, buckets.spilled_offset):
+        say_recovery(opened)
+        return DelayStore(opened, state, buckets)
+    opened.abandon("it is damaged")
+    say_recovery(opened, damage=False)  # what comes of the damage is told below, once
+    lost = _repair_arrivals(house, path, {buckets.spilled_offset: buckets.spilled_number})
+    opened, state = _open_arrival_log(house, path)
+    say_recovery(opened)
+    return DelayStore(opened, state, buckets, lost)
+
+
+def _open_arrival_log(house: House, path: str) -> tuple[Log, ArrivalState]:
+    state = ArrivalState(house.producers())
+    flush = house.config.flush
+    opened = Log.open(
+        house.disk,
+        path,
+        log_id=LOG_ID,
+        clock=house.clock,
+        options=arrival_options(flush.messages, flush.seconds, _segment_bytes(house)),
+        state=state,
+    )
+    if opened.stopped is not None:
+        _resume_arrivals(opened)
+    return opened, state
+
+
+def _repair_arrivals(house: House, path: str, starts: Mapping[int, int]) -> int:
+    """Keeps what is whole where arrivals that are in no bucket are damaged, as `tfmq log repair` does; how many
+    messages are lost. Whatever passed over it would give up for good what is whole beside the damage. Raises OSError,
+    Full.
+    """
+    try:
+        repaired = repair(house.disk, path, suffix=ARRIVALS_SUFFIX, starts=starts, expected=LOG_ID)
+    except (Corrupt, NewerFormat) as error:
+        log.error(
+            "delayed messages are lost where the arrivals are damaged; they cannot be mended: %s", error
+        )
+        return 0
+    except (OSError, Full) as error:
+        log.error(
+            "%s is damaged, and cannot be mended now (%s). What is whole in it would be lost: the start ends here."
+            " Make space, or mend the disk, then start again",
+            path, error,
+        )  # fmt: skip
+        raise
+    for each in repaired:
+        log.error(
+            "%s was damaged from %d to %d (%s): %d records are kept, %d lost; the file as it was is kept as %s",
+            each.file, each.first, each.next, each.reason, each.kept, each.lost, each.file + DAMAGED_SUFFIX,
+        )  # fmt: skip
+    return sum(each.lost for each in repaired)
+
+
+def _segment_bytes(house: House) -> int:
+    """An append, which is a frame and its due times at most, fits in a segment."""
+    return max(SEGMENT_BYTES, 2 * house.limits["frame_bytes"])
+
+
+def _resume_arrivals(arrivals: Log) -> None:
+    """No topic is there to be resumed, so a start is what lifts the stop: what was answered is forced, and recovery
+    proves the rest again; if even that fails, what waits is delivered all the same.
+    """
+    log.error("the arrivals of delayed messages were stopped (%s); trying to resume them", arrivals.stopped)
+    try:
+        arrivals.resume()
+    except (OSError, JournalError) as error:
+        log.error("the arrivals of delayed messages stay stopped: %s", error)
+
+
+def _require_newest_delay(house: House, folder: str, store: DelayStore) -> None:
+    """Buckets are filled from the arrivals, and a message fires once its arrival is on the disk: so the arrivals reach
+    as far as both. Raises Corrupt.
+    """
+    arrivals, buckets = store.log, store.buckets
+    path = join(folder, ARRIVALS_NAME)
+    end_offset, end_ordinal = arrivals.whole_end
+    if end_offset < buckets.spilled_offset:
+        reason = "the log in which delayed messages arrive is older than the buckets that were filled from it"
+        raise Corrupt(path, 0, 0, f"{reason}. {_delay_advice(house)}")
+    if arrivals.first_offset > buckets.spilled_offset:
+        reason = (
+            "the buckets are older than the log from which they are filled: what lies between is not there"
+        )
+        raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(house)}")
+    for each in house.topics.partitions():
+        turn = each.log.applied(SOURCE_DELAY, buckets.store_id)
+        if turn is not None and turn[1] >= end_ordinal:
+            name = f"{each.name}-{each.number}"
+            reason = f"the store of delayed messages is older than {name}, to which it delivered later ones"
+            raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(house)}")
+
+
+def _adopt_delay(house: House, store: DelayStore) -> None:
+    """A catalog from a backup of the time before learns what the store knows: no id is given out twice."""
+    register = house.catalog.register
+    if house.catalog.log.stopped is not None:
+        return
+    if not register.delay_store:
+        house.catalog.enter((DELAY_STORE, store.buckets.store_id))
+    known = max(store.producers.highest, store.buckets.store_id)
+    if known >= register.next_id:
+        log.error("the catalog is older than the delayed messages: ids up to %d were given out before", known)
+        house.catalog.enter((LEASE, known + 1 + ID_SLACK, house.clock.wall_ms()))
+
+
+def join_delay(house: House, store: DelayStore) -> None:
+    """Makes the parts that stand on the store. Broker time begins now, not below what any partition has fired."""
+    arrivals, state, buckets, lost = store
+    partition = Arrivals(
+        NAME,
+        INCARNATION,
+        0,
+        arrivals,
+        store.producers,
+        force=house.want,
+        run=house.run,
+        timers=house.timers,
+        full_disk=house.full_disk,
+        append_bytes_max=house.limits["append_bytes"],
+    )
+    settings = house.config.delay
+    queue = DelayQueue(
+        landing=ArrivalsLanding(partition, house.writes),
+        state=state,
+        buckets=buckets,
+        destination=house.destination,
+        timers=house.timers,
+        clock=house.clock,
+        run=house.run,
+        settings=DelaySettings(settings.tick_ms, int(settings.outcome_seconds)),
+        floor_ms=floor_ms(house, buckets.store_id),
+    )
+    house.delay = house.destination.delayed = Delay(
+        partition=partition,
+        queue=queue,
+        buckets=buckets,
+        node=house.node,
+        topics=house.topics,
+        register=house.catalog.register,
+        writes=house.writes,
+        quotas=house.quotas,
+        limits=house.limits,
+        levels=settings.levels,
+        lost=lost,
+    )
+    house.retention.also(partition)
+
+
+def floor_ms(house: House, store_id: int) -> int:
+    """The highest due time that any partition has: broker time was there already."""
+    turns = (each.log.applied(SOURCE_DELAY, store_id) for each in house.topics.partitions())
+    return max((turn[0] for turn in turns if turn is not None), default=0)
+
+
+def recover_delay(house: House) -> None:
+    """What waits is known again. Workers run in this thread. Raises what keeps that from being known."""
+    recovered: list[BaseException | None] = []
+    house.delay.queue.recover(recovered.append)
+    if not recovered:
+        raise RuntimeError("what delayed messages wait is not known")
+    if recovered[0] is not None:
+        raise recovered[0]
+
+
+# The start of transactions: the journal that belongs to this data folder is opened, what is in doubt is back, and
+# what was decided is written, before anybody can ask for anything.
+#
+# A journal that is missing, another one's, or older than the partitions is refused by name: with it would go what
+# was prepared, or decisions of a later time would look as if they were applied already. A new one is begun only in
+# a data folder that never had one, or by the operator's word: an empty file DATA/meta/new-journal.
+
+TRANSACTION_FOLDER: Final = "transactions"
+NEW_JOURNAL_MARKER: Final = "new-journal"
+"""In DATA/meta: a journal is to be begun. The operator's word that the old one is given up; the first start gives
+it to itself, and takes it back when the journal is there.
+"""
+
+
+def open_store(house: House) -> JournalTransactionStore:
+    """The journal of this data folder with all it holds. Raises Corrupt, NewerFormat, OSError, Full, Stopped."""
+    folder, word = join(house.data, TRANSACTION_FOLDER), join(house.meta, NEW_JOURNAL_MARKER)
+    if not house.disk.exists(folder):
+        _require_new_journal(house, folder)
+        house.disk.make_folder(folder)
+    house.disk.force_folder(house.data)
+    store = JournalTransactionStore.open(
+        house.disk,
+        folder,
+        clock=house.clock,
+        randomness=house.randomness,
+        new_id=lambda: _new_journal_id(house, folder),
+        leased_ms=house.catalog.register.leased_ms,
+        force=house.want,
+        run=house.run,
+        limits=house.limits,
+        settings=house.transaction_settings,
+        decided_ms=house.delay.queue.taken_ms,
+    )
+    for warning in store.warnings:
+        log.warning("the journal of transactions: %s", warning)
+    try:
+        _adopt_journal(house, folder, store)
+    except BaseException:
+        store.abandon("the start failed")
+        raise
+    if house.disk.exists(word):
+        house.disk.unlink(word)
+        house.disk.force_folder(house.meta)
+    return store
+
+
+def _require_new_journal(house: House, folder: str) -> None:
+    """Raises Corrupt unless there never was a journal, or it is given up."""
+    if house.catalog.register.journal_id and not house.disk.exists(join(house.meta, NEW_JOURNAL_MARKER)):
+        raise Corrupt(folder, 0, 0, f"the journal of transactions is missing. {_journal_advice(house)}")
+
+
+def _journal_advice(house: House) -> str:
+    return new_journal_advice(house.meta)
+
+
+def _new_journal_id(house: House, folder: str) -> int:
+    """For a journal that is made: nobody had the id before, and the catalog knows it first. A start that is cut short
+    in between finds the word, and begins another one. Raises Corrupt, Stopped, Full, OSError.
+    """
+    _require_new_journal(house, folder)
+    word = join(house.meta, NEW_JOURNAL_MARKER)
+    if not house.disk.exists(word):
+        house.disk.create(word).close()
+        house.disk.force_folder(house.meta)
+    journal_id = house.catalog.register.next_id
+    house.catalog.enter((LEASE, journal_id + 1, house.clock.wall_ms()))
+    house.catalog.enter((JOURNAL, journal_id))
+    return journal_id
+
+
+def _adopt_journal(house: House, folder: str, store: JournalTransactionStore) -> None:
+    """The journal is the one that the catalog knows, and no id is given out that it knows. Raises Corrupt."""
+    register = house.catalog.register
+    if register.journal_id and register.journal_id != store.journal_id:
+        raise Corrupt(
+            folder,
+            0,
+            0,
+            f"it holds the journal {store.journal_id}, and journal {register.journal_id} belongs to this data."
+            f" {_journal_advice(house)}",
+        )
+    _require_newest_journal(house, folder, store)
+    if house.catalog.log.stopped is not None:
+        return
+    if not register.journal_id:
+        # A catalog from a backup of the time before: the journal is newer.
+        house.catalog.enter((JOURNAL, store.journal_id))
+    known = store.streams.highest
+    if known >= register.next_id:
+        log.error("the catalog is older than the journal: ids up to %d were given out before", known)
+        house.catalog.enter((LEASE, known + 1 + ID_SLACK, house.clock.wall_ms()))
+
+
+def _require_newest_journal(house: House, folder: str, store: JournalTransactionStore) -> None:
+    """A decision is on the disk before its first message is in a partition: no partition is ahead of the journal."""
+    source = (SOURCE_TRANSACTION, store.journal_id)
+    places = [(f"{each.name}-{each.number}", each.log.applied(*source)) for each in house.topics.partitions()]
+    places.append(("the catalog", house.catalog.register.applied.get(store.journal_id)))
+    places.append(("the store of delayed messages", house.delay.partition.log.applied(*source)))
+    for name, place in places:
+        if place is not None and place[0] >= store.end_place:
+            raise Corrupt(
+                folder,
+                store.end_place,
+                place[0],
+                f"the journal is older than {name}, which has messages of later transactions. {_journal_advice(house)}",
+            )
+
+
+def recover_transactions(house: House) -> None:
+    """Decided transactions are written, as far as their targets take writes. Workers and forces run in this thread."""
+    recovered: list[bool] = []
+    house.transactions.handler.recover(lambda: recovered.append(True))
+    house.turn_ended()
+    if not recovered:
+        raise RuntimeError("decided transactions were neither written nor put off")
+    counts = {state: count for state, count in house.transactions.store.counts.items() if count}
+    if counts:
+        log.info("transactions back from the journal: %s", counts)

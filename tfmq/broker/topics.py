@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from tfmq.broker.catalog_state import Register, TopicRow
 from tfmq.broker.partition import Partition
-from tfmq.broker.register import Register, TopicRow
 from tfmq.errors import NOT_DONE, StorageStopped, UnknownPartition, UnknownTopic
 
 Unopened = str

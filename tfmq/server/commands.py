@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from tfmq.broker.engine import Engine
+from tfmq.broker.request_handler import Engine
 from tfmq.errors import NotSupported, TfmqError, UnknownCommand
 from tfmq.protocol import commands
 from tfmq.protocol.commands import BY_CODE, BY_REQUEST, Command, reserved_for

@@ -19,7 +19,7 @@ from journal.buffers import Pool
 from journal.clock import Clock
 from journal.disk import Disk
 from tfmq import limits
-from tfmq.broker.engine import Engine
+from tfmq.broker.request_handler import Engine
 from tfmq.config import Config, split_address
 from tfmq.errors import Busy
 from tfmq.protocol.commands import ACKS, header_bounds

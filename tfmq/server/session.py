@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from journal.buffers import Buffer
 from tfmq import errors, limits
-from tfmq.broker.caller import Buffers
-from tfmq.broker.engine import Engine
-from tfmq.broker.faults import client_error
+from tfmq.broker.reply import Buffers, client_error
+from tfmq.broker.request_handler import Engine
 from tfmq.errors import BadFrame, BadRequest, Busy, NotAllowed, TfmqError, VersionMismatch
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import Command

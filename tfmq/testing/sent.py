@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Iterator
 from typing import Final
 
-from tfmq.broker.engine import Engine
 from tfmq.broker.partition import Partition
+from tfmq.broker.request_handler import Engine
 from tfmq.client.decoder import Decoder
 from tfmq.client.received import ReceivedMessage
 from tfmq.errors import StorageStopped, UnknownTopic

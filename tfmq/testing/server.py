@@ -14,7 +14,7 @@ from journal.buffers import Pool
 from journal.clock import Clock
 from journal.testing import SimulatedDisk
 from tfmq import limits
-from tfmq.broker.engine import Engine
+from tfmq.broker.request_handler import Engine
 from tfmq.broker.timers import Timer, Timers
 from tfmq.config import Config
 from tfmq.protocol.commands import ACKS, Command, header_bounds

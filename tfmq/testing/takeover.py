@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from tfmq.broker.engine import Engine
+from tfmq.broker.request_handler import Engine
 from tfmq.protocol.commands import JoinGroup, LeaveGroup
 
 STRANGER: Final = "another-member"

@@ -19,7 +19,7 @@ ANSWERS: Final = (
     Mutant(
         "answered-before-the-force",
         "acks synced is answered once the batch is on the disk",
-        "tfmq/broker/writes.py",
+        "tfmq/broker/produce.py",
         "        if self._request.acks == ACKS_SYNCED:\n            partition.when_forced",
         "        if self._request.acks > ACKS_SYNCED:\n            partition.when_forced",
         [WRITES],
@@ -27,7 +27,7 @@ ANSWERS: Final = (
     Mutant(
         "answered-before-the-write",
         "acks written is answered once the batch is in the log",
-        "tfmq/broker/writes.py",
+        "tfmq/broker/produce.py",
         "        return [Batch(self._body, request.blocks,",
         "        if request.acks != ACKS_NONE:\n            self._reply.ok([], request.acks, False, 0, 0)\n"
         "        return [Batch(self._body, request.blocks,",
@@ -36,7 +36,7 @@ ANSWERS: Final = (
     Mutant(
         "repeat-answered-before-the-force",
         "a repeat waits for the durability that it asks for",
-        "tfmq/broker/writes.py",
+        "tfmq/broker/produce.py",
         "        if repeat.walk is None:\n"
         "            self._settle(partition, answer.end, answer.positions, True, answer)\n",
         "        if repeat.walk is None:\n            self._settle(partition, 0, answer.positions, True, answer)\n",
@@ -45,16 +45,20 @@ ANSWERS: Final = (
     Mutant(
         "failed-force-called-synced",
         "a failed force is an error to whoever waited",
-        "tfmq/broker/writes.py",
-        "        if error is not None:\n            self.refused(faults.client_error(error, UNKNOWN))\n"
-        "        else:\n            self._ok(positions, ACKS_SYNCED, *fields)\n",
+        "tfmq/broker/produce.py",
+        (
+            "        if error is not None:\n"
+            "            self.refused(client_error(error, UNKNOWN))\n"
+            "        else:\n"
+            "            self._ok(positions, ACKS_SYNCED, *fields)\n"
+        ),
         "        self._ok(positions, ACKS_SYNCED, *fields)\n",
         [WRITES],
     ),
     Mutant(
         "durability-overstated",
         "the answer names the durability that was reached",
-        "tfmq/broker/writes.py",
+        "tfmq/broker/produce.py",
         "            self._ok(positions, durability(partition.log, end), *fields)\n",
         "            self._ok(positions, ACKS_SYNCED, *fields)\n",
         [WRITES],
@@ -111,7 +115,7 @@ ANSWERS: Final = (
         "catalog-error-swallowed",
         "a failed force of the catalog is an error to all who waited",
         "tfmq/broker/catalog.py",
-        "            known = None if error is None else faults.client_error(error, UNKNOWN)\n",
+        "            known = None if error is None else reply.client_error(error, UNKNOWN)\n",
         "            known = None\n",
         [CATALOG, LEASES],
     ),
@@ -121,7 +125,7 @@ STREAMS: Final = (
     Mutant(
         "gap-accepted",
         "a gap in a stream is refused",
-        "tfmq/broker/producers.py",
+        "tfmq/broker/producer_state.py",
         "            raise SequenceGap(expected=stream.next, found=sequence)\n        return _repeat",
         "            return None\n        return _repeat",
         [PRODUCERS],
@@ -129,7 +133,7 @@ STREAMS: Final = (
     Mutant(
         "gap-within-a-turn-accepted",
         "a gap in a stream is refused, also between batches of one turn",
-        "tfmq/broker/writes.py",
+        "tfmq/broker/produce.py",
         "        elif request.sequence > expected and request.acks != ACKS_NONE:\n"
         "            raise SequenceGap(expected=expected, found=request.sequence)\n",
         "",
@@ -138,7 +142,7 @@ STREAMS: Final = (
     Mutant(
         "repeat-appended-again",
         "a batch that is sent again is stored once",
-        "tfmq/broker/writes.py",
+        "tfmq/broker/produce.py",
         "            if repeat is not None:\n"
         "                self._repeat(partition, repeat)\n                return None\n",
         "",
@@ -147,7 +151,7 @@ STREAMS: Final = (
     Mutant(
         "repeat-within-a-turn-appended-again",
         "a batch that is sent twice in one turn is stored once",
-        "tfmq/broker/writes.py",
+        "tfmq/broker/produce.py",
         "        elif request.sequence < expected:\n            raise NotYet\n        elif",
         "        elif",
         [WRITES],
@@ -155,7 +159,7 @@ STREAMS: Final = (
     Mutant(
         "partly-known-batch-accepted",
         "a batch of which a part is stored is refused",
-        "tfmq/broker/producers.py",
+        "tfmq/broker/producer_state.py",
         "    if sequence + records > stream.next:\n        raise BadRequest(\n",
         "    if sequence + records > stream.next + records:\n        raise BadRequest(\n",
         [PRODUCERS],
@@ -163,7 +167,7 @@ STREAMS: Final = (
     Mutant(
         "closed-id-accepted",
         "an id that has a successor never sends again",
-        "tfmq/broker/producers.py",
+        "tfmq/broker/producer_state.py",
         "        if stream.successor:\n            raise StaleProducer",
         "        if stream.successor < 0:\n            raise StaleProducer",
         [PRODUCERS],
@@ -171,7 +175,7 @@ STREAMS: Final = (
     Mutant(
         "unknown-id-accepted",
         "an id that was never leased, or too long ago, is refused",
-        "tfmq/broker/producers.py",
+        "tfmq/broker/producer_state.py",
         "            self.require_new(producer_id, now_ms)\n            if sequence and not gaps:\n",
         "            if sequence and not gaps:\n",
         [PRODUCERS],
@@ -179,7 +183,7 @@ STREAMS: Final = (
     Mutant(
         "unknown-id-accepted-in-the-middle",
         "an unknown id begins at sequence 0",
-        "tfmq/broker/producers.py",
+        "tfmq/broker/producer_state.py",
         "            if sequence and not gaps:\n                raise UnknownProducer(producer_id=producer_id)\n",
         "",
         [PRODUCERS],
@@ -187,7 +191,7 @@ STREAMS: Final = (
     Mutant(
         "forgotten-id-taken-for-new",
         "an id that was forgotten is never taken for a new one",
-        "tfmq/broker/producers.py",
+        "tfmq/broker/producer_state.py",
         "        self.floor = max(self.floor, producer_id)\n",
         "        self.floor = min(self.floor, producer_id)\n",
         [PRODUCERS],
@@ -195,7 +199,7 @@ STREAMS: Final = (
     Mutant(
         "streams-not-in-the-snapshot",
         "idempotence survives restarts",
-        "tfmq/broker/producers.py",
+        "tfmq/broker/producer_state.py",
         "            for producer_id, each in self._streams.items()\n        ]\n",
         "            for producer_id, each in ()\n        ]\n",
         [PRODUCERS],
@@ -203,7 +207,7 @@ STREAMS: Final = (
     Mutant(
         "successor-answered-before-the-force",
         "a successor is answered once the closing of the old id is on the disk",
-        "tfmq/broker/writes.py",
+        "tfmq/broker/produce.py",
         "    partition.when_forced(partition.log.end_offset, forced)\n",
         "    forced(None)\n",
         [WRITES],
@@ -211,7 +215,7 @@ STREAMS: Final = (
     Mutant(
         "successor-before-what-was-sent",
         "a succession is an append of its own, behind what was sent before it",
-        "tfmq/broker/work.py",
+        "tfmq/broker/partition.py",
         "        if work.alone or first.alone or self.size_bytes",
         "        if self.size_bytes",
         [WRITES, "tests/broker/test_partition.py"],
@@ -219,7 +223,7 @@ STREAMS: Final = (
     Mutant(
         "effect-applied-twice",
         "a transaction's or timer's messages are appended once",
-        "tfmq/broker/effect_work.py",
+        "tfmq/broker/partition.py",
         "        if applied is not None and place <= applied:\n",
         "        if applied is None and place < (0, 0):\n",
         ["tests/broker/test_effect_work.py"],
@@ -227,7 +231,7 @@ STREAMS: Final = (
     Mutant(
         "older-copy-gives-ids-again",
         "an older copy of a data folder gives no id that the folder gave later",
-        "tfmq/broker/leases.py",
+        "tfmq/broker/catalog.py",
         "        begin = self._begin()\n",
         "        begin = self._catalog.register.next_id\n",
         [LEASES],
@@ -235,7 +239,7 @@ STREAMS: Final = (
     Mutant(
         "stop-waits-for-topics",
         "a stop does not wait for topics that are still to be made",
-        "tfmq/broker/folders.py",
+        "tfmq/broker/partition_dirs.py",
         "                if self.stopping:\n",
         "                if False:\n",
         [CHANGES],
@@ -243,7 +247,7 @@ STREAMS: Final = (
     Mutant(
         "leases-not-forced",
         "no id is given out before its range is forced",
-        "tfmq/broker/leases.py",
+        "tfmq/broker/catalog.py",
         "        self._catalog.submit((LEASE, end, self._clock.wall_ms()), forced)\n",
         "        self._catalog.submit((LEASE, end, self._clock.wall_ms()), lambda error: None)\n"
         "        forced(None)\n",
@@ -252,7 +256,7 @@ STREAMS: Final = (
     Mutant(
         "lease-given-twice",
         "leased ranges never overlap",
-        "tfmq/broker/leases.py",
+        "tfmq/broker/catalog.py",
         "            self._next += count\n",
         "            self._next += count - 1\n",
         [LEASES],

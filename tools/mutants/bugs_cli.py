@@ -121,7 +121,7 @@ COMMAND_LINE: Final = (
     Mutant(
         "dead-owner-is-shown",
         "a dead member is not shown as the owner of a partition",
-        "tfmq/broker/groups.py",
+        "tfmq/broker/groups/coordinator.py",
         '            return "" if holder is None else holder.id\n',
         '            return (row.owners[key].member if key in row.owners else "") if holder is None else holder.id\n',
         ["tests/broker/test_group_descriptions.py"],
@@ -157,7 +157,7 @@ COMMAND_LINE: Final = (
     Mutant(
         "not-served-is-not-stopped",
         "the status names partitions that are not served",
-        "tfmq/broker/status.py",
+        "tfmq/broker/broker.py",
         '        if state_of(each) == "stopped"\n',
         '        if state_of(each) == "stopped" and not isinstance(each, str)\n',
         ["tests/broker/test_status.py::test_it_names_what_is_not_served"],

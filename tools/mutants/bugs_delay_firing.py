@@ -155,7 +155,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "the-end-of-time-is-not-listed",
         "a list without an end has all that waits",
-        "tfmq/broker/delay.py",
+        "tfmq/broker/delay_commands.py",
         "        end_due = request.end_due + (request.end_due == DUE_MAX)\n",
         "        end_due = min(request.end_due, DUE_MAX)\n",
         [CONTRACT],

@@ -14,7 +14,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "delay-counts-from-its-application",
         "a delay inside of a transaction counts from the commit, however long that takes to be applied",
-        "tfmq/broker/delayed_send.py",
+        "tfmq/broker/delayed_produce.py",
         "    dues = effective(_wire(asked), len(asked.times), decided_ms, ahead_ms)\n",
         "    dues = effective(_wire(asked), len(asked.times), now_ms, ahead_ms)\n",
         [SEND, TRANSACTIONS],
@@ -22,7 +22,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "decision-timed-by-the-wall-clock",
         "a delay inside of a transaction counts in broker time, whatever the wall clock does",
-        "tfmq/broker/transaction_opening.py",
+        "tfmq/broker/startup.py",
         "        decided_ms=house.delay.queue.taken_ms,\n",
         "",
         [TRANSACTIONS],
@@ -30,7 +30,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "refused-batch-still-expected",
         "a delayed send that is refused holds up nothing",
-        "tfmq/broker/delayed_send.py",
+        "tfmq/broker/delayed_produce.py",
         "            self._queue.failed(landed.ticket)\n",
         "            pass\n",
         [SEND],
@@ -38,7 +38,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "copy-taken-for-a-sequence",
         "a message that gets another time is no next sequence of whoever sent it",
-        "tfmq/broker/arrivals_landing.py",
+        "tfmq/broker/delayed_produce.py",
         "        self.alone = any(batch.producer_id != PRODUCER_ID for batch in batches)\n",
         "        self.alone = False\n",
         [LANDING],
@@ -54,7 +54,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "delayed-batch-not-held-to-its-partition",
         "what its partition would refuse is refused when it is sent",
-        "tfmq/broker/delay.py",
+        "tfmq/broker/delay_commands.py",
         "        if holds_control_header(bytes(data), target.log.log_id):\n",
         "        if holds_control_header(bytes(data), 0):\n",
         [SEND],
@@ -62,7 +62,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "repeat-without-its-dues",
         "a delayed send that is repeated has the same handle",
-        "tfmq/broker/delayed_send.py",
+        "tfmq/broker/delayed_produce.py",
         "        if note is not None and note.records == self._request.count:\n",
         "        if note is not None and note.records < self._request.count:\n",
         [SEND],

@@ -19,7 +19,7 @@ _HANDLES: Final = (
     Mutant(
         "a-strange-handle-is-one-s-own",
         "the handle of another broker is unknown",
-        "tfmq/broker/delay.py",
+        "tfmq/broker/delay_commands.py",
         "        return handle.store_id == self.issuer\n",
         "        return bool(handle.store_id and self.issuer)\n",
         [TWO],
@@ -62,7 +62,7 @@ _LIMITS: Final = (
     Mutant(
         "as-many-wait-as-come",
         "no more wait than limits.delayed",
-        "tfmq/broker/delay.py",
+        "tfmq/broker/delay_commands.py",
         '        if self.queue.pending + count > self._limits["delayed"]:\n',
         '        if self.queue.pending - count > self._limits["delayed"]:\n',
         [SEND],
@@ -70,7 +70,7 @@ _LIMITS: Final = (
     Mutant(
         "as-many-bytes-wait-as-come",
         "no more bytes wait than limits.delayed_bytes",
-        "tfmq/broker/delay.py",
+        "tfmq/broker/delay_commands.py",
         '        if self.queue.pending_bytes + size_bytes > self._limits["delayed_bytes"]:\n',
         '        if self.queue.pending_bytes - size_bytes > self._limits["delayed_bytes"]:\n',
         [SEND],
@@ -78,7 +78,7 @@ _LIMITS: Final = (
     Mutant(
         "refused-when-it-is-due",
         "what its partition would refuse is refused when it is sent",
-        "tfmq/broker/delay.py",
+        "tfmq/broker/delay_commands.py",
         "        if holds_control_header(bytes(data), target.log.log_id):\n",
         "        if holds_control_header(bytes(data), self.partition.log.log_id):\n",
         [SEND],
@@ -132,23 +132,42 @@ _STORE: Final = (
     Mutant(
         "the-operator-s-word-counts-for-ever",
         "a store is begun anew once for each word of the operator",
-        "tfmq/broker/delay_opening.py",
-        "    if house.disk.exists(word):\n        house.disk.unlink(word)\n",
-        "    if house.disk.exists(word):\n",
+        "tfmq/broker/startup.py",
+        (
+            "        _adopt_delay(house, store)\n"
+            "    except BaseException:\n"
+            '        store.abandon("the start failed")\n'
+            "        raise\n"
+            "    if house.disk.exists(word):\n"
+            "        house.disk.unlink(word)\n"
+            "        house.disk.force_folder(house.meta)\n"
+            "    return store\n"
+            "\n"
+        ),
+        (
+            "        _adopt_delay(house, store)\n"
+            "    except BaseException:\n"
+            '        store.abandon("the start failed")\n'
+            "        raise\n"
+            "    if house.disk.exists(word):\n"
+            "        house.disk.force_folder(house.meta)\n"
+            "    return store\n"
+            "\n"
+        ),
         [OPENING],
     ),
     Mutant(
         "a-missing-store-is-begun-anew",
         "a start without the store that its partitions know is refused",
-        "tfmq/broker/delay_opening.py",
-        "    if house.catalog.register.delay_store and not house.disk.exists(join(house.meta, WORD_NAME)):\n",
+        "tfmq/broker/startup.py",
+        "    if house.catalog.register.delay_store and not house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):\n",
         "    if not house.catalog.register.next_id:\n",
         [OPENING],
     ),
     Mutant(
         "another-one-s-store-is-taken",
         "a store of another data folder is refused",
-        "tfmq/broker/delay_opening.py",
+        "tfmq/broker/startup.py",
         "    if known and known != buckets.store_id:\n",
         "    if known and not buckets.store_id:\n",
         [OPENING],
@@ -156,7 +175,7 @@ _STORE: Final = (
     Mutant(
         "arrivals-older-than-the-buckets-are-taken",
         "arrivals that are older than the buckets that were filled from them are refused",
-        "tfmq/broker/delay_opening.py",
+        "tfmq/broker/startup.py",
         "    if end_offset < buckets.spilled_offset:\n",
         "    if arrivals.end_offset < 0:\n",
         [OPENING],
@@ -164,7 +183,7 @@ _STORE: Final = (
     Mutant(
         "buckets-older-than-the-arrivals-are-taken",
         "buckets to which arrivals are missing are refused",
-        "tfmq/broker/delay_opening.py",
+        "tfmq/broker/startup.py",
         "    if arrivals.first_offset > buckets.spilled_offset:\n",
         "    if arrivals.first_offset < 0:\n",
         [TWO],

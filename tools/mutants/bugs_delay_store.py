@@ -125,7 +125,7 @@ DELAY_STORE: Final = (
     Mutant(
         "store-of-another-age-is-taken",
         "a store of delayed messages that is older than the partitions is refused",
-        "tfmq/broker/delay_opening.py",
+        "tfmq/broker/startup.py",
         "        if turn is not None and turn[1] >= end_ordinal:\n",
         "        if turn is not None and turn[1] >= 1 << 62:\n",
         ["tests/broker/test_delay_opening.py"],

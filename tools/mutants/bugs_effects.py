@@ -21,7 +21,7 @@ PARTITIONS: Final = (
     Mutant(
         "sources-share-an-append",
         "an append names one source, so works of several never share one",
-        "tfmq/broker/work.py",
+        "tfmq/broker/partition.py",
         "        return work.source is first.source or work.source[:2] == first.source[:2]\n",
         "        return True\n",
         [WORK, EFFECT_WORK],
@@ -29,7 +29,7 @@ PARTITIONS: Final = (
     Mutant(
         "joined-append-names-the-first-place",
         "a joined append stands for the last place in it",
-        "tfmq/broker/work.py",
+        "tfmq/broker/partition.py",
         "        return self.items[-1][0].source\n",
         "        return self.items[0][0].source\n",
         [WORK, EFFECT_WORK],
@@ -45,7 +45,7 @@ PARTITIONS: Final = (
     Mutant(
         "same-effect-twice-in-an-append",
         "an effect that waits in the same append already is not written again",
-        "tfmq/broker/effect_work.py",
+        "tfmq/broker/partition.py",
         "        if staged.items and place <= staged.source[2:]:\n",
         "        if staged.items and place <= (-1, -1):\n",
         [EFFECT_WORK],
@@ -61,7 +61,7 @@ PARTITIONS: Final = (
     Mutant(
         "stopped-partition-calls-it-applied",
         "what a stopped partition has written, and not forced, is not called done",
-        "tfmq/broker/effect_work.py",
+        "tfmq/broker/partition.py",
         "            if partition.log.stopped is not None:\n",
         "            if partition.log.closed:\n",
         [EFFECT_WORK],
@@ -85,7 +85,7 @@ PARTITIONS: Final = (
     Mutant(
         "unsure-place-called-settled",
         "nothing that waits is given up for what a stopped partition may lose yet",
-        "tfmq/broker/destination.py",
+        "tfmq/broker/apply_target.py",
         "        return None if partition is None else partition.log.settled(*source)\n",
         "        return None if partition is None else partition.log.applied(*source)\n",
         [DESTINATION],
@@ -120,7 +120,7 @@ TARGETS: Final = (
     Mutant(
         "gone-topic-called-stopped",
         "what was for a topic that is gone is dropped, not waited for",
-        "tfmq/broker/destination.py",
+        "tfmq/broker/apply_target.py",
         "        if key != ARRIVALS_KEY and self._gone(incarnation):\n            raise UnknownTopic",
         "        if self._gone(-1 - incarnation) and incarnation < 0:\n            raise UnknownTopic",
         [DESTINATION, DECIDED],
@@ -128,7 +128,7 @@ TARGETS: Final = (
     Mutant(
         "unopened-partition-called-gone",
         "messages for a partition that could not be opened wait for its resumption",
-        "tfmq/broker/destination.py",
+        "tfmq/broker/apply_target.py",
         "        return row is None or (row.state == DELETING and self._topics.by_incarnation(incarnation) is None)\n",
         "        return row is None or self._topics.find_partition(incarnation, 0) is None\n",
         [DESTINATION, DECIDED],
@@ -136,7 +136,7 @@ TARGETS: Final = (
     Mutant(
         "unsafe-tail-called-forced",
         "what a full disk kept from being made durable again is not called forced",
-        "tfmq/broker/destination.py",
+        "tfmq/broker/apply_target.py",
         "    return end <= log.forced_offset and not (log.waits_for_space and end >= log.end_offset)\n",
         "    return end <= log.forced_offset\n",
         [DESTINATION],
@@ -144,7 +144,7 @@ TARGETS: Final = (
     Mutant(
         "reserved-space-given-away",
         "a decision is refused while there is no room for it",
-        "tfmq/broker/destination.py",
+        "tfmq/broker/apply_target.py",
         "        if self._reserved_bytes + size_bytes > ",
         "        if size_bytes > ",
         [DESTINATION],
@@ -152,7 +152,7 @@ TARGETS: Final = (
     Mutant(
         "transaction-of-an-older-generation",
         "offsets inside a transaction are those of its member's partitions",
-        "tfmq/broker/group_offsets.py",
+        "tfmq/broker/groups/offset_commands.py",
         "        if others:\n            raise _not_its_own(group, member_id, others)\n        places = ",
         "        places = ",
         [DESTINATION, TRANSACTIONS],
@@ -160,7 +160,7 @@ TARGETS: Final = (
     Mutant(
         "topic-s-end-not-told-to-transactions",
         "a partition that takes writes again gets what was decided meanwhile",
-        "tfmq/broker/topic_changes.py",
+        "tfmq/broker/topic_admin.py",
         "                self._resumed(now.log.log_id)\n",
         "",
         [DECIDED],
@@ -171,7 +171,7 @@ OFFSETS_INSIDE: Final = (
     Mutant(
         "offsets-of-a-transaction-saved-twice",
         "offsets of a transaction are saved once, in the order of decisions",
-        "tfmq/broker/register.py",
+        "tfmq/broker/catalog_state.py",
         "        if journal_id in self.applied and place <= self.applied[journal_id]:\n            return\n",
         "",
         [REGISTER, OFFSET_EFFECTS],
@@ -179,7 +179,7 @@ OFFSETS_INSIDE: Final = (
     Mutant(
         "places-left-out-of-the-snapshot",
         "which offsets were saved survives with them",
-        "tfmq/broker/register.py",
+        "tfmq/broker/catalog_state.py",
         "        return pack((*before, self.journal_id, applied, ",
         "        return pack((*before, self.journal_id, applied[:0], ",
         [REGISTER, OFFSET_EFFECTS],
@@ -187,7 +187,7 @@ OFFSETS_INSIDE: Final = (
     Mutant(
         "later-offsets-pass-refused-ones",
         "offsets of a later decision are not saved before those of an earlier one",
-        "tfmq/broker/offset_effects.py",
+        "tfmq/broker/groups/offsets.py",
         "            queue, self._queue = [*queue, *self._queue], []\n",
         "            queue = list(queue)\n",
         [OFFSET_EFFECTS],
@@ -195,7 +195,7 @@ OFFSETS_INSIDE: Final = (
     Mutant(
         "offsets-in-doubt-are-read",
         "offsets in doubt are read by nobody",
-        "tfmq/broker/offsets.py",
+        "tfmq/broker/groups/offsets.py",
         "        if refusal is not None:\n            raise refusal\n        rows = ",
         "        rows = ",
         [DESTINATION, TRANSACTIONS],
@@ -203,7 +203,7 @@ OFFSETS_INSIDE: Final = (
     Mutant(
         "offsets-in-doubt-are-saved",
         "offsets in doubt are saved by nobody else",
-        "tfmq/broker/offsets.py",
+        "tfmq/broker/groups/offsets.py",
         " = self._locks.refusal(group, [place[:2] for place in places]) or self",
         " = self",
         [DESTINATION, TRANSACTIONS],
@@ -211,7 +211,7 @@ OFFSETS_INSIDE: Final = (
     Mutant(
         "lock-ends-with-another-transaction",
         "what two transactions have in doubt is free when both have ended",
-        "tfmq/broker/offset_locks.py",
+        "tfmq/broker/groups/offsets.py",
         "            holders.pop(epoch, None)\n",
         "            holders.clear()\n",
         ["tests/broker/test_offset_locks.py"],
@@ -230,7 +230,7 @@ COMMANDS: Final = (
     Mutant(
         "batch-not-checked-when-it-lands",
         "a damaged batch is refused before its transaction is decided",
-        "tfmq/broker/transactions.py",
+        "tfmq/broker/transaction_commands.py",
         "        self._destination.check_batch(partition, batch)\n",
         "",
         [TRANSACTIONS],
@@ -238,7 +238,7 @@ COMMANDS: Final = (
     Mutant(
         "repeat-refused-for-a-topic-that-went",
         "what was answered once is answered again, whatever has become of the topics",
-        "tfmq/broker/transactions.py",
+        "tfmq/broker/transaction_commands.py",
         "            if not self._known(request):\n                raise\n",
         "            raise\n",
         [TRANSACTIONS],
@@ -246,7 +246,7 @@ COMMANDS: Final = (
     Mutant(
         "lost-session-not-told",
         "a local transaction ends with its session",
-        "tfmq/broker/transactions.py",
+        "tfmq/broker/transaction_commands.py",
         "        self.handler.session_lost(session)\n",
         "",
         [TRANSACTIONS],
@@ -254,7 +254,7 @@ COMMANDS: Final = (
     Mutant(
         "body-freed-while-it-is-needed",
         "the bytes of a batch stay as they came until they are in the journal",
-        "tfmq/broker/transactions.py",
+        "tfmq/broker/transaction_commands.py",
         "    data = bytes(body)\n    reply.body_done()\n    return data\n",
         "    reply.body_done()\n    return body\n",
         [TRANSACTIONS],
@@ -262,7 +262,7 @@ COMMANDS: Final = (
     Mutant(
         "quota-kept-by-an-answer",
         "what a peer had pending is given back with the answer",
-        "tfmq/broker/transactions.py",
+        "tfmq/broker/transaction_commands.py",
         "            self._quotas.give(session, size)\n",
         "",
         [TRANSACTIONS],
@@ -273,15 +273,15 @@ STARTS: Final = (
     Mutant(
         "missing-journal-made-anew",
         "a start without the journal of the data folder is refused",
-        "tfmq/broker/transaction_opening.py",
-        "    if house.catalog.register.journal_id and not house.disk.exists(join(house.meta, WORD_NAME)):\n",
+        "tfmq/broker/startup.py",
+        "    if house.catalog.register.journal_id and not house.disk.exists(join(house.meta, NEW_JOURNAL_MARKER)):\n",
         "    if house.catalog.register.journal_id < 0:\n",
         [OPENING],
     ),
     Mutant(
         "another-broker-s-journal-taken",
         "a start with the journal of another data folder is refused",
-        "tfmq/broker/transaction_opening.py",
+        "tfmq/broker/startup.py",
         "    if register.journal_id and register.journal_id != store.journal_id:\n",
         "    if register.journal_id < 0:\n",
         [OPENING],
@@ -289,7 +289,7 @@ STARTS: Final = (
     Mutant(
         "older-journal-taken",
         "a journal older than the partitions is refused: its next decisions would look as if they were applied",
-        "tfmq/broker/transaction_opening.py",
+        "tfmq/broker/startup.py",
         "        if place is not None and place[0] >= store.end_place:\n",
         "        if place is not None and place[0] < 0:\n",
         [OPENING],
@@ -297,31 +297,40 @@ STARTS: Final = (
     Mutant(
         "journal-begun-without-the-word",
         "a first start that is cut short can be begun again",
-        "tfmq/broker/transaction_opening.py",
-        "        house.disk.create(word).close()\n",
-        "",
+        "tfmq/broker/startup.py",
+        (
+            "    word = join(house.meta, NEW_JOURNAL_MARKER)\n"
+            "    if not house.disk.exists(word):\n"
+            "        house.disk.create(word).close()\n"
+            "        house.disk.force_folder(house.meta)\n"
+        ),
+        (
+            "    word = join(house.meta, NEW_JOURNAL_MARKER)\n"
+            "    if not house.disk.exists(word):\n"
+            "        house.disk.force_folder(house.meta)\n"
+        ),
         [OPENING],
     ),
     Mutant(
         "journal-s-ids-given-out-again",
         "no id is given out twice, also with a catalog from an older backup",
-        "tfmq/broker/transaction_opening.py",
-        "    if known >= register.next_id:\n",
-        "    if known < 0:\n",
+        "tfmq/broker/startup.py",
+        ("    known = store.streams.highest\n    if known >= register.next_id:\n"),
+        ("    known = store.streams.highest\n    if known < 0:\n"),
         [OPENING],
     ),
     Mutant(
         "listener-before-what-was-decided",
         "what was decided is written before anybody can ask",
         "tfmq/broker/startup.py",
-        "    recover(house)\n",
-        "    house.transactions.handler.recover(lambda: None)\n",
+        "    recover_transactions(house)\n",
+        "    house.transactions.handler.recover_transactions(lambda: None)\n",
         [DECIDED],
     ),
     Mutant(
         "start-waits-for-workers",
         "the start does by itself what would run in a worker",
-        "tfmq/broker/house.py",
+        "tfmq/broker/broker.py",
         "        (run_at_once if self.starting else self._run)(work, ended)\n",
         "        self._run(work, ended)\n",
         [DECIDED],
@@ -329,7 +338,7 @@ STARTS: Final = (
     Mutant(
         "journal-abandoned-at-a-stop",
         "a stop leaves on the disk what it knows of transactions that are over",
-        "tfmq/broker/house.py",
+        "tfmq/broker/broker.py",
         '        close(self.transactions.store, "the transaction journal")\n',
         '        self.transactions.store.abandon("the end")\n',
         [DECIDED, TRANSACTIONS, OPENING],

@@ -15,13 +15,13 @@ MEMBER: Final = "tests/broker/test_group_member.py"
 STRATEGIES: Final = "tests/broker/test_group_strategies.py"
 DESCRIPTIONS: Final = "tests/broker/test_group_descriptions.py"
 
-_GROUPS = "tfmq/broker/groups.py"
-_OFFSETS = "tfmq/broker/group_offsets.py"
-_ROLL = "tfmq/broker/group_roll.py"
-_WAITS = "tfmq/broker/group_waits.py"
-_WATCH = "tfmq/broker/group_watch.py"
-_MEMBER = "tfmq/broker/group_member.py"
-_STRATEGIES = "tfmq/broker/group_strategies.py"
+_GROUPS = "tfmq/broker/groups/coordinator.py"
+_OFFSETS = "tfmq/broker/groups/offset_commands.py"
+_ROLL = "tfmq/broker/groups/coordinator.py"
+_WAITS = "tfmq/broker/groups/coordinator.py"
+_WATCH = "tfmq/broker/groups/coordinator.py"
+_MEMBER = "tfmq/broker/groups/group.py"
+_STRATEGIES = "tfmq/broker/groups/assignors.py"
 
 ALIVE: Final = (
     Mutant(
@@ -116,7 +116,7 @@ ALIVE: Final = (
         "heartbeats-wait-over-the-stop",
         "waiting heartbeats end when the broker stops",
         _GROUPS,
-        "                self._waits.end(group, member, Busy(faults.STOPPING))\n",
+        "                self._waits.end(group, member, Busy(STOPPING))\n",
         "                pass\n",
         [WAITS],
     ),
@@ -320,7 +320,7 @@ TOLD: Final = (
     Mutant(
         "idle-member-not-told-why",
         "a member without a partition is told why, and what to do",
-        "tfmq/broker/group_descriptions.py",
+        "tfmq/broker/groups/group.py",
         ": tfmq topic grow {there[0].name}",
         "",
         [DESCRIPTIONS],
@@ -328,7 +328,7 @@ TOLD: Final = (
     Mutant(
         "partitions-advised-where-there-are-enough",
         "more partitions are advised only where members are more than partitions",
-        "tfmq/broker/group_descriptions.py",
+        "tfmq/broker/groups/group.py",
         "    if count <= partitions:\n",
         "    if count < partitions // 2:\n",
         [DESCRIPTIONS],
@@ -336,7 +336,7 @@ TOLD: Final = (
     Mutant(
         "partitions-advised-during-a-handover",
         "a member is not advised anything while partitions change owners",
-        "tfmq/broker/group_descriptions.py",
+        "tfmq/broker/groups/group.py",
         '        return ""  # partitions change owners',
         "        pass  # partitions change owners",
         [DESCRIPTIONS],
@@ -344,7 +344,7 @@ TOLD: Final = (
     Mutant(
         "waiting-member-not-told-for-whom",
         "a member that waits is told for whom, and why",
-        "tfmq/broker/group_descriptions.py",
+        "tfmq/broker/groups/group.py",
         "    if awaited:\n        return _waits(group, awaited, topics, now)\n",
         "",
         [DESCRIPTIONS],

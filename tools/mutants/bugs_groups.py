@@ -12,10 +12,10 @@ OFFSETS: Final = "tests/broker/test_group_offsets.py"
 ROLL: Final = "tests/broker/test_group_roll.py"
 WATCH: Final = "tests/broker/test_group_watch.py"
 
-_GROUP = "tfmq/broker/group.py"
-_GROUPS = "tfmq/broker/groups.py"
-_ROLL = "tfmq/broker/group_roll.py"
-_REGISTER = "tfmq/broker/register.py"
+_GROUP = "tfmq/broker/groups/group.py"
+_GROUPS = "tfmq/broker/groups/coordinator.py"
+_ROLL = "tfmq/broker/groups/coordinator.py"
+_REGISTER = "tfmq/broker/catalog_state.py"
 
 GROUP_OWNERS: Final = (
     Mutant(

@@ -17,7 +17,7 @@ TOPICS: Final = (
     Mutant(
         "topic-answered-before-its-folders-are-forced",
         "a topic that was answered is there after a power cut",
-        "tfmq/broker/folders.py",
+        "tfmq/broker/partition_dirs.py",
         "            self._disk.force_folder(self._data)\n            self._require_descriptors()\n",
         "            self._require_descriptors()\n",
         [CHANGES],
@@ -25,7 +25,7 @@ TOPICS: Final = (
     Mutant(
         "deleted-without-a-force-of-the-folder",
         "a deleted topic stays deleted over a power cut",
-        "tfmq/broker/folders.py",
+        "tfmq/broker/partition_dirs.py",
         "            paths.append(aside)\n        self._disk.force_folder(self._data)\n",
         "            paths.append(aside)\n",
         [CHANGES, FOLDERS, "tests/broker/test_promises.py"],
@@ -33,7 +33,7 @@ TOPICS: Final = (
     Mutant(
         "deleted-without-a-rename",
         "a topic made again finds its place free",
-        "tfmq/broker/folders.py",
+        "tfmq/broker/partition_dirs.py",
         "            if self._disk.exists(path):\n                self._disk.rename(path, aside)\n",
         "",
         [CHANGES, FOLDERS],
@@ -41,7 +41,7 @@ TOPICS: Final = (
     Mutant(
         "files-of-a-deleted-topic-stay",
         "the files of a deleted topic are removed",
-        "tfmq/broker/topic_changes.py",
+        "tfmq/broker/topic_admin.py",
         "            end(None)\n            self._run(partial(self._folders.unlink, paths), _loud)\n",
         "            end(None)\n",
         [CHANGES],
@@ -49,7 +49,7 @@ TOPICS: Final = (
     Mutant(
         "failed-creation-left-behind",
         "a creation that fails is taken back",
-        "tfmq/broker/topic_changes.py",
+        "tfmq/broker/topic_admin.py",
         "                self._undo(new, undo, error, end)\n",
         "                end(faults.client_error(error or RuntimeError(), UNKNOWN))\n",
         [CHANGES],
@@ -65,7 +65,7 @@ TOPICS: Final = (
     Mutant(
         "missing-folder-made-in-silence",
         "a partition whose folder is gone takes no writes until somebody looked",
-        "tfmq/broker/folders.py",
+        "tfmq/broker/partition_dirs.py",
         "            if missing:\n                opened.log.stop(",
         "            if not path:\n                opened.log.stop(",
         [STARTUP],
@@ -97,7 +97,7 @@ TOPICS: Final = (
     Mutant(
         "auto-create-cannot-be-switched-off",
         "topics are made on first use only where that is allowed",
-        "tfmq/broker/topic_changes.py",
+        "tfmq/broker/topic_admin.py",
         "        if not self._auto_create():\n            raise UnknownTopic(\n",
         "        if not self._topics:\n            raise UnknownTopic(\n",
         [CHANGES],
@@ -116,7 +116,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "fetch-does-not-ask-for-a-force",
         "a fetch that waits at the forced mark asks for a force",
-        "tfmq/broker/polls.py",
+        "tfmq/broker/fetch.py",
         '        if poll.upto == "forced":\n            partition.ask_force()\n',
         "",
         [POLLS],
@@ -124,7 +124,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "fetch-answered-before-its-time",
         "a waiting fetch ends empty when its time is up, not before",
-        "tfmq/broker/polls.py",
+        "tfmq/broker/fetch.py",
         "        if not poll.until or self._timers.now() >= poll.until:\n",
         "        if not poll.until or self._timers.now() >= poll.until - 1:\n",
         [POLLS],
@@ -132,7 +132,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "fetch-reads-what-is-only-written",
         "a reader gets forced messages unless it asks for more",
-        "tfmq/broker/polls.py",
+        "tfmq/broker/fetch.py",
         '"written" if request.read == READ_WRITTEN else "forced"\n',
         '"written"\n',
         [POLLS],
@@ -140,7 +140,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "filter-does-not-advance",
         "a tag filter that rejects everything still advances",
-        "tfmq/broker/polls.py",
+        "tfmq/broker/fetch.py",
         "            poll.offset = chunk.next\n            self._park(poll)\n",
         "            self._park(poll)\n",
         [POLLS],
@@ -148,7 +148,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "filter-drops-what-matches",
         "blocks with a wanted tag are never left out",
-        "tfmq/broker/tags.py",
+        "tfmq/broker/fetch.py",
         "            elif flag >> FLAG_TAG_SHIFT in wanted:\n                matches = True\n",
         "            elif flag >> FLAG_TAG_SHIFT in wanted:\n                matches = position < size // 2\n",
         ["tests/broker/test_tags.py"],
@@ -156,7 +156,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "filter-hides-damage",
         "a block is left out for its tags only if it is proven whole",
-        "tfmq/broker/tags.py",
+        "tfmq/broker/fetch.py",
         "                elif not _proven(data, start, position, offset, log_id):\n",
         "                elif position > size:\n",
         ["tests/broker/test_tags.py"],
@@ -188,7 +188,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "parked-fetches-unbounded",
         "too many waiting fetches are refused",
-        "tfmq/broker/polls.py",
+        "tfmq/broker/fetch.py",
         "            if count >= self._limits[limit]:\n",
         "            if count < 0:\n",
         [POLLS],
@@ -196,7 +196,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "pending-bytes-unbounded",
         "what waits for the disk is bounded",
-        "tfmq/broker/quotas.py",
+        "tfmq/broker/admission.py",
         "        if self.requests >= self.requests_max or (self.bytes and self.bytes + size_bytes > self.bytes_max):\n",
         "        if self.requests >= self.requests_max:\n",
         ["tests/broker/test_quotas.py"],
@@ -204,7 +204,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "offsets-answered-before-the-force",
         "a commit is answered once it is forced",
-        "tfmq/broker/offsets.py",
+        "tfmq/broker/groups/offsets.py",
         "            self._catalog.submit(entries[0], forced, *entries[1:])\n",
         "            self._catalog.submit(entries[0], lambda error: None, *entries[1:])\n            forced(None)\n",
         [OFFSETS],
@@ -212,7 +212,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "offsets-read-before-they-are-forced",
         "an offset that was read never goes back",
-        "tfmq/broker/offsets.py",
+        "tfmq/broker/groups/offsets.py",
         "        self._catalog.when_forced(forced)\n",
         "        forced(None)\n",
         [OFFSETS],
@@ -220,7 +220,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "offsets-of-another-incarnation-saved",
         "offsets of a deleted topic do not reach a new one of the same name",
-        "tfmq/broker/offsets.py",
+        "tfmq/broker/groups/offsets.py",
         "        if each.incarnation != topic.incarnation and not (\n",
         "        if each.incarnation < 0 and not (\n",
         [OFFSETS],
@@ -228,7 +228,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "old-generation-accepted",
         "what was begun under an earlier grant is fenced, although the partition came back",
-        "tfmq/broker/group.py",
+        "tfmq/broker/groups/group.py",
         "        return owner is not None and owner.member == member_id and owner.grant <= generation\n",
         "        return owner is not None and owner.member == member_id\n",
         ["tests/broker/test_group_offsets.py"],
@@ -236,7 +236,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "partition-given-away-under-its-owner",
         "a partition has one owner: the next one waits until the one before lets go",
-        "tfmq/broker/group.py",
+        "tfmq/broker/groups/group.py",
         "                if key in self._pending or key in self._holders:\n",
         "                if key in self._pending:\n",
         [GROUPS],
@@ -244,7 +244,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "grant-told-before-the-force",
         "a grant is on the disk before it is told",
-        "tfmq/broker/groups.py",
+        "tfmq/broker/groups/coordinator.py",
         "            self._catalog.submit(entry, partial(self._written, group, changes, joins))\n",
         "            self._catalog.submit(entry, partial(self._written, group, changes, joins), forced=False)\n",
         [GROUPS, "tests/broker/test_promises.py"],
@@ -252,7 +252,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "reset-does-not-fence",
         "a reset takes everything from the members that were there before",
-        "tfmq/broker/group_offsets.py",
+        "tfmq/broker/groups/offset_commands.py",
         '            before=[(GENERATION, request.group, generation, "")],\n',
         "            before=[],\n",
         ["tests/broker/test_group_offsets.py"],

@@ -47,7 +47,7 @@ OPERATING: Final = (
     Mutant(
         "reload-that-keeps-the-limits",
         "limits that are read again on SIGHUP hold at once",
-        "tfmq/broker/house.py",
+        "tfmq/broker/broker.py",
         "        self.limits.update(config.limits)\n",
         "",
         [RETENTION],
@@ -79,7 +79,7 @@ OPERATING: Final = (
     Mutant(
         "settings-without-effect",
         "settings that were changed hold without a restart",
-        "tfmq/broker/topic_changes.py",
+        "tfmq/broker/topic_admin.py",
         "            self._apply(topic, has_archives=True)\n",
         "",
         ["tests/broker/test_topic_changes.py"],
@@ -87,7 +87,7 @@ OPERATING: Final = (
     Mutant(
         "configuration-not-for-a-new-log",
         "a configuration that is read again holds for a log that was being opened meanwhile",
-        "tfmq/broker/topic_changes.py",
+        "tfmq/broker/topic_admin.py",
         "        self._apply(there)  # the configuration may have been read again while the logs were opened\n",
         "",
         ["tests/broker/test_topic_changes.py"],
@@ -103,7 +103,7 @@ OPERATING: Final = (
     Mutant(
         "live-group-deleted",
         "a group with a live member is not deleted",
-        "tfmq/broker/group_offsets.py",
+        "tfmq/broker/groups/offset_commands.py",
         "        self._refuse_live(request.group)\n        if not self._groups.known",
         "        if not self._groups.known",
         ["tests/broker/test_group_offsets.py"],
@@ -111,7 +111,7 @@ OPERATING: Final = (
     Mutant(
         "deleted-group-keeps-its-count",
         "the offsets of a deleted group count no more",
-        "tfmq/broker/register.py",
+        "tfmq/broker/catalog_state.py",
         "        if row is not None:\n            self.offsets_count -= len(row.offsets)\n",
         "        if row is not None:\n",
         ["tests/broker/test_register.py"],
@@ -127,7 +127,7 @@ OPERATING: Final = (
     Mutant(
         "empty-folder-is-a-new-partition",
         "a partition whose folder is empty at a start takes no writes until somebody looked",
-        "tfmq/broker/folders.py",
+        "tfmq/broker/partition_dirs.py",
         "            missing = not is_there or (",
         "            missing = not is_there or self.stopping and (",
         ["tests/broker/test_data_repair.py"],

@@ -225,7 +225,7 @@ DERIVED: Final = (
     Mutant(
         "mended-arrivals-are-told-as-damaged",
         "damage of the arrivals that a start mends is told once",
-        "tfmq/broker/delay_opening.py",
+        "tfmq/broker/startup.py",
         "    say_recovery(opened, damage=False)",
         "    say_recovery(opened)",
         ["tests/broker/test_delay_opening.py::test_arrivals_that_lost_their_end_are_told_once_as_mended"],

@@ -85,7 +85,7 @@ SENDING: Final = (
     Mutant(
         "the-append-names-the-first-of-its-times",
         "the place of an append is the last of its times",
-        "tfmq/broker/schedule_run.py",
+        "tfmq/broker/scheduler.py",
         "Source(*self.source, moments_ms[-1], 0)",
         "Source(*self.source, moments_ms[0], 0)",
         [RUN, FIRING],
@@ -93,7 +93,7 @@ SENDING: Final = (
     Mutant(
         "nobody-forces-what-was-sent",
         "what is sent is on the disk at once",
-        "tfmq/broker/schedule_firing.py",
+        "tfmq/broker/scheduler.py",
         "            self._destination.when_forced(mark, partial(self._forced, run, rest))\n",
         "            self._forced(run, rest, None)\n",
         [FIRING],
@@ -101,7 +101,7 @@ SENDING: Final = (
     Mutant(
         "a-clock-that-is-set-back-is-not-seen",
         "what was left out while the clock was wrong comes when it is right",
-        "tfmq/broker/schedule_watch.py",
+        "tfmq/broker/scheduler.py",
         "            self._set_back(now)\n",
         "            pass\n",
         [FIRING],
@@ -109,7 +109,7 @@ SENDING: Final = (
     Mutant(
         "no-rounds",
         "a machine that slept, or a clock that was set, is seen soon",
-        "tfmq/broker/schedule_watch.py",
+        "tfmq/broker/scheduler.py",
         "        if _over(self._round):\n",
         "        if _over(self._round) and self._round is not None:\n",
         [FIRING],
@@ -117,7 +117,7 @@ SENDING: Final = (
     Mutant(
         "what-cannot-be-sent-is-passed",
         "a stopped partition's schedules wait for it",
-        "tfmq/broker/schedule_firing.py",
+        "tfmq/broker/scheduler.py",
         "            self.park(run, error)\n            return\n        self._look_up(run, cron)",
         "            self.leave_out(run, str(error))\n            return\n        self._look_up(run, cron)",
         [FIRING],
@@ -125,7 +125,7 @@ SENDING: Final = (
     Mutant(
         "the-resumption-is-not-told",
         "a resumed partition gets its own at once",
-        "tfmq/broker/schedules.py",
+        "tfmq/broker/schedule_commands.py",
         "        self.firing.resumed(log_id)\n",
         "        pass\n",
         [FIRING],
@@ -133,7 +133,7 @@ SENDING: Final = (
     Mutant(
         "all-are-sent-in-one-turn",
         "many that are due together leave others their turn",
-        "tfmq/broker/schedule_watch.py",
+        "tfmq/broker/scheduler.py",
         "        for _ in range(PORTION_STEPS):\n",
         "        for _ in range(PORTION_STEPS * 10):\n",
         [FIRING],
@@ -141,7 +141,7 @@ SENDING: Final = (
     Mutant(
         "a-portion-takes-its-time",
         "what is done in one turn is bounded in time, too",
-        "tfmq/broker/schedule_watch.py",
+        "tfmq/broker/scheduler.py",
         "            if self._timers.now() > end:\n",
         "            if end > self._timers.now() + PORTION_SECONDS:\n",
         [WATCH],
@@ -149,7 +149,7 @@ SENDING: Final = (
     Mutant(
         "what-is-parked-stays-parked",
         "what could not be sent is tried again every few seconds",
-        "tfmq/broker/schedule_watch.py",
+        "tfmq/broker/scheduler.py",
         "                self._retry_at = self._timers.now() + LOOK_SECONDS\n",
         "                self._retry_at = self._timers.now() + LOOK_SECONDS * 1000\n",
         [WATCH],
@@ -160,7 +160,7 @@ KEEPING: Final = (
     Mutant(
         "bound-to-the-new-topic-from-the-beginning",
         "what the old topic got is not sent to the new one",
-        "tfmq/broker/schedules.py",
+        "tfmq/broker/schedule_commands.py",
         "incarnation=topic.incarnation, partition=number, through_ms=now)",
         "incarnation=topic.incarnation, partition=number)",
         [SCHEDULES_TEST],
@@ -168,7 +168,7 @@ KEEPING: Final = (
     Mutant(
         "resumed-from-where-it-was-paused",
         "what passed while it was paused is not missed",
-        "tfmq/broker/schedules.py",
+        "tfmq/broker/schedule_commands.py",
         "self._change(run, answer, paused=False, through_ms=now)",
         "self._change(run, answer, paused=False)",
         [SCHEDULES_TEST],
@@ -176,7 +176,7 @@ KEEPING: Final = (
     Mutant(
         "sends-while-a-pause-is-on-its-way",
         "nothing is sent between the wish to pause and its answer",
-        "tfmq/broker/schedule_firing.py",
+        "tfmq/broker/scheduler.py",
         "return self._watch.on and here and not run.changing and not run.row.paused",
         "return self._watch.on and here and not run.row.paused",
         [SCHEDULES_TEST],
@@ -184,7 +184,7 @@ KEEPING: Final = (
     Mutant(
         "a-new-name-under-the-old-id",
         "after a wrong clock a resumed schedule goes on under another id",
-        "tfmq/broker/schedules.py",
+        "tfmq/broker/schedule_commands.py",
         "run.row._replace(id=id, through_ms=now, paused=False)",
         "run.row._replace(id=run.row.id or id, through_ms=now, paused=False)",
         [FIRING],
@@ -192,7 +192,7 @@ KEEPING: Final = (
     Mutant(
         "what-is-being-made-is-not-counted",
         "several that come in one turn are counted against the limit",
-        "tfmq/broker/schedules.py",
+        "tfmq/broker/schedule_commands.py",
         "        if len(self._runs) + len(self._adding) >= self._limits",
         "        if len(self._runs) >= self._limits",
         [SCHEDULES_TEST],
@@ -200,7 +200,7 @@ KEEPING: Final = (
     Mutant(
         "a-late-state-brings-a-removed-one-back",
         "what comes late for a schedule that is gone changes nothing",
-        "tfmq/broker/schedule_book.py",
+        "tfmq/broker/catalog_state.py",
         "        row = self._by_id.get(id)\n        if row is not None:\n",
         "        row = self._by_id[id]\n        if row is not None:\n",
         [BOOK],
@@ -208,7 +208,7 @@ KEEPING: Final = (
     Mutant(
         "an-imitation-is-sent",
         "a payload that imitates a control record of its partition is refused",
-        "tfmq/broker/schedules.py",
+        "tfmq/broker/schedule_commands.py",
         "                self.firing.check(run, [run.batch(0)])\n",
         "                run.batch(0)\n",
         [SCHEDULES_TEST],

@@ -200,7 +200,7 @@ SERVER: Final = (
     Mutant(
         "stop-does-not-force",
         "a clean stop forces what was taken",
-        "tfmq/broker/house.py",
+        "tfmq/broker/broker.py",
         '            close(partition.log, f"{partition.name}-{partition.number}")\n',
         '            partition.log.abandon("stopped")\n',
         ["tests/broker/test_promises.py"],
@@ -234,7 +234,7 @@ SERVER: Final = (
     Mutant(
         "a-stop-without-memory-hangs",
         "a stop without memory ends",
-        "tfmq/broker/house.py",
+        "tfmq/broker/broker.py",
         "    except (OSError, JournalError, MemoryError) as error:\n",
         "    except (OSError, JournalError) as error:\n",
         ["tests/broker/test_house.py::test_a_stop_without_memory_ends_and_the_next_start_has_everything"],

@@ -104,7 +104,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "place-of-a-stopped-log-is-a-fault",
         "every place of a partition that is stopped is answered",
-        "tfmq/broker/places.py",
+        "tfmq/broker/log_offsets.py",
         "        if not chunk.data:\n            return ORDINAL_UNKNOWN\n",
         "",
         ["tests/broker/test_places.py"],

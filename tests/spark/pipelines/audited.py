@@ -8,7 +8,7 @@ from journal.disk import RealDisk
 from journal.log.readonly import open_log
 from journal.record.batch import Batch, Source
 from journal.record.format import make_log_id, make_record
-from tfmq.broker.register import TopicRow
+from tfmq.broker.catalog_state import TopicRow
 from tfmq.spark.pipelines.audit import chained, log_ids, missing
 from tfmq.spark.pipelines.audit_catalog import topics_of
 from tfmq.spark.pipelines.audit_chain import vanished

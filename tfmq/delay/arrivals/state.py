@@ -38,7 +38,7 @@ FORGET_MS: Final = 1 << 22
 
 
 class Streams(Protocol):
-    """The rule of contiguous sequences: tfmq.broker.producers."""
+    """The rule of contiguous sequences: tfmq.broker.producer_state."""
 
     def load(self, data: bytes) -> None: ...
 

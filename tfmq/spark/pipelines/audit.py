@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from journal.disk import Disk, RealDisk
-from tfmq.broker.register import TopicRow
+from tfmq.broker.catalog_state import TopicRow
 from tfmq.spark.pipelines.audit_catalog import missing_folders, topics_of
 from tfmq.spark.pipelines.audit_chain import Chain, chain, vanished
 from tfmq.spark.pipelines.audit_facts import Facts

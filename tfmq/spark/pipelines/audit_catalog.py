@@ -13,7 +13,7 @@ from journal.log.checkpoint import Snapshots
 from journal.log.segment import Segment
 from journal.record.block import Block
 from journal.record.format import make_log_id
-from tfmq.broker.register import OPEN, Register, TopicRow
+from tfmq.broker.catalog_state import OPEN, Register, TopicRow
 from tfmq.spark.pipelines.audit_findings import FOLDER, Finding
 from tfmq.spark.pipelines.audit_plan import CATALOG_FOLDER, AuditedLog
 

@@ -24,18 +24,15 @@ from tfmq.apply_target import (
     Schedule,
     SourceName,
 )
-from tfmq.broker import faults
-from tfmq.broker.caller import Session
+from tfmq.broker import reply
 from tfmq.broker.catalog import Catalog
-from tfmq.broker.effect_work import EffectWork
-from tfmq.broker.group_offsets import GroupOffsets
-from tfmq.broker.offset_effects import OffsetEffects
-from tfmq.broker.offset_locks import OffsetLocks
-from tfmq.broker.partition import GONE, Partition
-from tfmq.broker.register import DELETING
+from tfmq.broker.catalog_state import DELETING
+from tfmq.broker.groups.offset_commands import GroupOffsets
+from tfmq.broker.groups.offsets import OffsetEffects, OffsetLocks
+from tfmq.broker.partition import GONE, EffectWork, Partition, Work
+from tfmq.broker.produce import Writes
+from tfmq.broker.reply import Session
 from tfmq.broker.topics import Topics
-from tfmq.broker.work import Work
-from tfmq.broker.writes import Writes
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, MessageTooLarge, StorageStopped, TfmqError, UnknownTopic
 from tfmq.protocol.commands import TransactionOffsets
 
@@ -47,7 +44,7 @@ SLICE_BYTES: Final = 256 << 10
 
 
 class DelayedTarget(Protocol):
-    """Where delayed messages arrive: `tfmq.broker.delayed_send.DelayedSends`."""
+    """Where delayed messages arrive: `tfmq.broker.delayed_produce.DelayedSends`."""
 
     @property
     def partition(self) -> Partition: ...
@@ -86,7 +83,7 @@ class BrokerDestination:
         stopped = self._catalog.log.stopped if key == OFFSETS_KEY else self._partition(key).log.stopped
         if stopped is not None:
             error = StorageStopped(reason=stopped, outcome=NOT_DONE)
-            raise faults.of_arrivals(error) if key == ARRIVALS_KEY else error
+            raise reply.of_arrivals(error) if key == ARRIVALS_KEY else error
         if self._reserved_bytes + size_bytes > self._disk.free_space(self._data):
             raise DiskFull()
 
@@ -210,7 +207,7 @@ class BrokerDestination:
 
         def forced(error: BaseException | None) -> None:
             gone = isinstance(error, UnknownTopic) and partition.gone
-            done(None if error is None or gone else faults.client_error(error, UNKNOWN))
+            done(None if error is None or gone else reply.client_error(error, UNKNOWN))
 
         partition.when_forced(mark.end, forced)
 

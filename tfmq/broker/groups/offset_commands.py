@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from tfmq.broker import faults, group_descriptions
-from tfmq.broker.caller import Reply, Session
-from tfmq.broker.group import Group
-from tfmq.broker.groups import Groups, fenced
-from tfmq.broker.offsets import GroupPlace, Offsets
-from tfmq.broker.register import GENERATION, GROUP_GONE
+from tfmq.broker.catalog_state import GENERATION, GROUP_GONE
+from tfmq.broker.groups.coordinator import Groups, fenced
+from tfmq.broker.groups.group import Group, client, is_live
+from tfmq.broker.groups.offsets import GroupPlace, Offsets
+from tfmq.broker.reply import Reply, Session, client_error
 from tfmq.broker.timers import Timers
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.protocol.commands import CommitOffsets, DeleteGroup, GroupOffset, PartitionName, ResetGroup
@@ -96,7 +95,7 @@ class GroupOffsets:
         def gone(error: BaseException | None) -> None:
             self._groups.cleared(group, error)
             if error is not None:
-                reply.error(faults.client_error(error))
+                reply.error(client_error(error))
             else:
                 reply.ok(True)
 
@@ -105,9 +104,9 @@ class GroupOffsets:
     def _refuse_live(self, name: str) -> None:
         group = self._groups.find(name)
         for member in () if group is None else group.members.values():
-            if group_descriptions.is_live(member, self._timers.now()):
+            if is_live(member, self._timers.now()):
                 raise NotAllowed(
-                    f"The group {name} has a live member: {member.id} ({group_descriptions.client(member)})."
+                    f"The group {name} has a live member: {member.id} ({client(member)})."
                     " Stop its members, or use another group.",
                     member=member.id,
                 )

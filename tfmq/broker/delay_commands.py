@@ -15,16 +15,13 @@ from journal.record.batch import Batch
 from journal.record.block_trailer import holds_control_header
 from journal.record.format import HEADER_SIZE, split_id
 from tfmq.apply_target import ARRIVALS_KEY, Applied, Schedule
-from tfmq.broker import faults
-from tfmq.broker.arrivals_landing import Arrivals
-from tfmq.broker.caller import Body, Reply, Session
-from tfmq.broker.delayed_send import DelayedSend, ScheduleWork, wrap
-from tfmq.broker.partition import Partition
-from tfmq.broker.quotas import Quotas
-from tfmq.broker.register import Register
+from tfmq.broker.admission import Quotas
+from tfmq.broker.catalog_state import Register
+from tfmq.broker.delayed_produce import Arrivals, DelayedSend, ScheduleWork, wrap
+from tfmq.broker.partition import Partition, Work
+from tfmq.broker.produce import REQUEST_BYTES, Writes
+from tfmq.broker.reply import Body, Reply, Session, client_error
 from tfmq.broker.topics import Topics, no_partition
-from tfmq.broker.work import Work
-from tfmq.broker.writes import REQUEST_BYTES, Writes
 from tfmq.delay.buckets.store import Buckets
 from tfmq.delay.delay_queue import DelayQueue
 from tfmq.delay.requests import UNKNOWN, Described, Histogram, Listed, Pending, Query, Rescheduled, Turn
@@ -275,7 +272,7 @@ class Delay:
         def done(result: Any, error: BaseException | None) -> None:
             self._quotas.give(session, REQUEST_BYTES)
             if error is not None:
-                reply.error(faults.client_error(error))
+                reply.error(client_error(error))
             else:
                 reply.ok(*fields(result))
 

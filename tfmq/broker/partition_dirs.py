@@ -18,10 +18,10 @@ from journal.log.checkpoint import WrongLog
 from journal.log.log import Log
 from journal.log.segments import LogOptions
 from journal.record.format import make_log_id
-from tfmq.broker.faults import STOPPING
+from tfmq.broker.catalog_state import TopicRow
 from tfmq.broker.partition import Partition
-from tfmq.broker.producers import Producers
-from tfmq.broker.register import TopicRow
+from tfmq.broker.producer_state import Producers
+from tfmq.broker.reply import STOPPING
 from tfmq.broker.topics import Topic, Unopened
 from tfmq.data_dir import LOST, misplaced
 from tfmq.errors import Busy

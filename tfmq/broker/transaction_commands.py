@@ -12,13 +12,12 @@ from typing import Any, Final
 from journal.clock import Clock
 from journal.errors import JournalError
 from journal.record.batch import Batch
-from tfmq.broker import faults
-from tfmq.broker.caller import Body, Reply, Session
-from tfmq.broker.delay import Delay
-from tfmq.broker.destination import BrokerDestination
-from tfmq.broker.quotas import Quotas
+from tfmq.broker.admission import Quotas
+from tfmq.broker.apply_target import BrokerDestination
+from tfmq.broker.delay_commands import Delay
+from tfmq.broker.produce import REQUEST_BYTES, Writes
+from tfmq.broker.reply import Body, Reply, Session, client_error
 from tfmq.broker.topics import Topics
-from tfmq.broker.writes import REQUEST_BYTES, Writes
 from tfmq.errors import BadRequest, TfmqError
 from tfmq.protocol.commands import (
     ACKS_WRITTEN,
@@ -84,7 +83,7 @@ class Transactions:
         def done(result: Any, error: BaseException | None) -> None:
             self._quotas.give(session, size)
             if error is not None:
-                reply.error(faults.client_error(error))
+                reply.error(client_error(error))
             else:
                 reply.ok(*fields(result))
 
@@ -223,7 +222,7 @@ class Transactions:
             over = True
             self._wait_over(session, number)
             if error is not None:
-                reply.error(faults.client_error(error))
+                reply.error(client_error(error))
             else:
                 reply.ok([each._asdict() for each in result])
 

@@ -7,12 +7,15 @@ shall not have is revoked, which means: it is not in its share any more, and the
 Nothing here waits or writes: `changes` says what should be written, `written` that it is on the disk.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from __future__ import annotations
 
-from tfmq.broker.group_member import Member, Waiting
-from tfmq.broker.group_strategies import Partition, assign
-from tfmq.broker.register import GroupRow, Key, Owner, Register
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from tfmq.broker.catalog_state import GroupRow, Key, Owner, Register
+from tfmq.broker.groups.assignors import Candidate, Partition, assign
+from tfmq.broker.reply import Reply, Session
+from tfmq.broker.timers import Timer
 from tfmq.broker.topics import Topics
 
 
@@ -259,3 +262,226 @@ class Group:
 
 _NOBODY = GroupRow()
 """Of a group that is not in the catalog; nothing is ever put into it."""
+
+
+# What people are told of groups: lists, descriptions, and why a member has less than it asked for.
+
+TOPICS_SHOWN: Final = 64
+"""Of each member; a pattern may match any number."""
+
+MEMBERS_SHOWN: Final = 1000
+"""Of a group, so that a description fits a reply whatever the limits are."""
+
+SILENT: Final = 0.5
+"""A member that is silent for a longer part of its session time is said to be: a heartbeat comes every third."""
+
+
+def summary(name: str, row: GroupRow, group: Group | None, partitions: int, now: float) -> dict[str, Any]:
+    """One map of LIST_GROUPS; `partitions` are those with an offset."""
+    members = [] if group is None else list(group.members.values())
+    return {
+        "group": name,
+        "generation": row.generation,
+        "members": len(members),
+        "live": any(is_live(each, now) for each in members),
+        "partitions": partitions,
+    }
+
+
+def is_live(member: Member, now: float) -> bool:
+    """Whether it is connected, and was heard of within its session time."""
+    return member.session is not None and now - member.seen <= member.session_ms / 1000
+
+
+def members(group: Group, topics: Topics, now: float) -> list[dict[str, Any]]:
+    """Those of DESCRIBE_GROUP, oldest first."""
+    return [describe(group, each, topics, now) for each in list(group.members.values())[:MEMBERS_SHOWN]]
+
+
+def describe(group: Group, member: Member, topics: Topics, now: float) -> dict[str, Any]:
+    """One of them. `partitions` and `leaving` are lists of numbers by topic: what it has and keeps, and what it is to
+    give up.
+    """
+    share = group.share(member)
+    return {
+        "member": member.id,
+        "client": client(member),
+        "live": is_live(member, now),
+        "topics": [] if member.wishes is None else sorted(member.wishes.topics)[:TOPICS_SHOWN],
+        "strategy": "" if member.wishes is None else member.wishes.strategy,
+        "session_ms": member.session_ms,
+        "silent_ms": int((now - member.seen) * 1000),
+        "partitions": by_topic(share, topics),
+        "leaving": by_topic(member.owned.keys() - share.keys(), topics),
+        "note": note(group, member, topics, now),
+    }
+
+
+def client(member: Member) -> str:
+    return member.session.identity if member.session is not None else ""
+
+
+def by_topic(keys: Iterable[Key], topics: Topics) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for incarnation, number in sorted(keys):
+        name = topics.by_incarnation(incarnation)
+        if name is not None:
+            found.setdefault(name, []).append(number)
+    return found
+
+
+def note(group: Group, member: Member, topics: Topics, now: float) -> str:
+    """Why the member has less than it asked for, or waits; "" where there is nothing to say."""
+    awaited = [key for key in group.awaited(member.id) if group.holder(key) is not None]
+    if awaited:
+        return _waits(group, awaited, topics, now)
+    if member.wishes is None or group.share(member):
+        return ""
+    if group.stale or group.awaited(member.id) or group.coming(member.id):
+        return ""  # partitions change owners at this moment: it is not known yet what this member gets
+    expected = group.unheard()
+    if expected:
+        return _expects(expected, now)
+    there = [each for each in map(topics.find, sorted(member.wishes.topics)) if each is not None]
+    if not there:
+        return f"No topic that it asks for is there yet: {', '.join(sorted(member.wishes.topics)[:3]) or 'none'}."
+    if member.wishes.only is not None:
+        return "Other members have the partitions that it asks for."
+    names = {each.name for each in there}
+    rivals = [each.wishes for each in group.members.values() if each.wishes is not None]
+    count = sum(not each.topics.isdisjoint(names) for each in rivals)
+    partitions = sum(len(each.partitions) for each in there)
+    if count <= partitions:
+        return f"Other members have the partitions that it asks for, by the strategy {group.strategy}."
+    return f"{plural(count, 'member')}, {plural(partitions, 'partition')}: tfmq topic grow {there[0].name}"
+
+
+def _expects(expected: list[Member], now: float) -> str:
+    """Of members that keep what they have while nobody knows what they ask for."""
+    left = max(each.deadline() for each in expected) - now
+    names = ", ".join(sorted(each.id for each in expected)[:3])
+    who = f"{plural(len(expected), 'member')} {'has' if len(expected) == 1 else 'have'}"
+    return f"{who} up to {left:.0f} s to be heard of behind the start of the broker: {names}"
+
+
+def _waits(group: Group, awaited: list[Key], topics: Topics, now: float) -> str:
+    incarnation, number = awaited[0]
+    holder = group.holder(awaited[0])
+    assert holder is not None
+    more = f" and {len(awaited) - 1} more" if len(awaited) > 1 else ""
+    what = f"{topics.by_incarnation(incarnation)}-{number}{more}"
+    who = f"{holder.id} ({client(holder)})" if holder.session is not None else holder.id
+    silent = now - holder.seen
+    if holder.session is None:
+        return f"waits for {what}: the connection of {who} is gone for {now - (holder.lost_at or now):.0f} s"
+    if silent > SILENT * holder.session_ms / 1000:
+        return f"waits for {what}: {who} is silent for {silent:.0f} of {holder.session_ms / 1000:.0f} s"
+    return f"waits for {what}, which {who} releases when its messages in work are finished"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+REJOINS_A_SESSION: Final = 10
+"""A member whose connection is gone has a tenth of its session time to come back: its process is dead, or connects
+again at once; to wait for the rest would only keep its partitions idle.
+"""
+
+
+class Wishes:
+    """What a member asked for: `only` None: every partition of its topics."""
+
+    __slots__ = ("only", "strategy", "topics")
+
+    def __init__(self, topics: Collection[str], strategy: str, only: Collection[Partition] | None) -> None:
+        self.topics = frozenset(topics)
+        self.strategy = strategy
+        self.only = None if only is None else frozenset(only)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Wishes) and self._all() == other._all()
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def _all(self) -> tuple[object, ...]:
+        return self.topics, self.strategy, self.only
+
+    @property
+    def size(self) -> int:
+        """How many names it keeps in memory; at least one, so that whoever asks for nothing is counted, too."""
+        return 1 + len(self.topics) + len(self.only or ())
+
+
+class Waiting:
+    """A HEARTBEAT that waits for a change, and what its sender knows: what it holds (True: it is to give that up), and
+    the last generation that it has seen.
+    """
+
+    __slots__ = ("generation", "held", "reply", "session", "timer")
+
+    def __init__(self, reply: Reply, session: Session, generation: int, held: dict[Key, bool]) -> None:
+        self.reply, self.session, self.generation, self.held = reply, session, generation, held
+        self.timer: Timer | None = None
+
+
+class Member:
+    """One member of a group, while the broker hears of it: its connection, its wishes, what it has, what it waits for.
+
+    `joined` is the generation of its join: what is older, of the same name, is not this member.
+    """
+
+    __slots__ = (
+        "id", "joined", "latest", "lost_at", "owned", "seen", "session", "session_ms", "timer", "waiting", "wishes",
+    )  # fmt: skip
+
+    def __init__(self, id: str, joined: int, session_ms: int, now: float) -> None:
+        self.id, self.joined, self.session_ms, self.seen = id, joined, session_ms, now
+        self.session: Session | None = None
+        self.latest = -1
+        """The number of the latest connection over which it was heard of."""
+        self.lost_at: float | None = None
+        """When its connection went; None while there is one, and after a start, when it has its whole session time."""
+        self.wishes: Wishes | None = None
+        """None for one that was found in the catalog and has not been heard of: it keeps what it has."""
+        self.owned: dict[Key, int] = {}
+        """What it has, by which grant: on the disk, so that it may be told."""
+        self.waiting: Waiting | None = None
+        self.timer: Timer | None = None
+
+    def attach(self, session: Session, now: float) -> None:
+        """It is heard of over this connection."""
+        self.session, self.lost_at, self.seen, self.latest = session, None, now, session.number
+
+    def left(self, session: Session) -> bool:
+        """Whether it has gone on over a later connection: what still comes over this one was sent before."""
+        return session.number < self.latest
+
+    def detach(self, now: float) -> None:
+        """Its connection is gone."""
+        self.session, self.lost_at = None, now
+
+    def spare(self, now: float) -> None:
+        """Nobody listened: it has its time from now on, also to come back."""
+        self.seen = now
+        if self.lost_at is not None:
+            self.lost_at = now
+
+    def deadline(self) -> float:
+        """When it is dead if nothing more is heard of it."""
+        seconds = self.session_ms / 1000
+        if self.lost_at is None:
+            return self.seen + seconds
+        return min(self.seen + seconds, self.lost_at + seconds / REJOINS_A_SESSION)
+
+    @property
+    def generation(self) -> int:
+        """The number that all its requests should bear: of its join, or of the last grant."""
+        return max(self.joined, *self.owned.values()) if self.owned else self.joined
+
+    @property
+    def candidate(self) -> Candidate | None:
+        """As the strategies see it."""
+        wishes = self.wishes
+        return None if wishes is None else Candidate(self.id, wishes.topics, wishes.only)

@@ -4,21 +4,22 @@ Offsets belong to an incarnation of a topic; those of a deleted one are left out
 read.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 from journal.errors import JournalError
-from tfmq.broker import faults
-from tfmq.broker.caller import Reply, Run
+from tfmq.apply_target import OFFSETS_KEY, CommitOffsets, GroupPlaces, Mark
 from tfmq.broker.catalog import Catalog
-from tfmq.broker.offset_locks import OffsetLocks
+from tfmq.broker.catalog_state import OFFSETS, TX_OFFSETS, GroupRow, Key, Place
+from tfmq.broker.log_offsets import ordinal_of
 from tfmq.broker.partition import Partition, Waiter
-from tfmq.broker.places import ordinal_of
-from tfmq.broker.register import OFFSETS, GroupRow, Key, Place
+from tfmq.broker.reply import Reply, Run, client_error
 from tfmq.broker.topics import Topics
-from tfmq.errors import NotAllowed
+from tfmq.errors import UNKNOWN, Busy, NotAllowed, StorageStopped
 from tfmq.protocol.commands import ORDINAL_UNKNOWN, GroupOffset, PartitionName, ReadOffsets
 
 ANY_INCARNATION = 0
@@ -62,7 +63,7 @@ class Offsets:
             if done is not None:
                 done(error)
             if error is not None:
-                reply.error(faults.client_error(error))
+                reply.error(client_error(error))
             elif fenced is None:
                 reply.ok(len(places))
             else:
@@ -125,7 +126,7 @@ class Offsets:
 
         def forced(error: BaseException | None) -> None:
             if error is not None:
-                reply.error(faults.client_error(error))
+                reply.error(client_error(error))
             else:
                 reply.ok(rows)
 
@@ -172,7 +173,7 @@ class Offsets:
 
         def measured(offsets: list[dict[str, Any]] | None, error: BaseException | None) -> None:
             if error is not None:
-                reply.error(faults.client_error(error))
+                reply.error(client_error(error))
             else:
                 reply.ok({**description, "offsets": offsets})
 
@@ -206,3 +207,125 @@ def lag(partition: Partition, place: Place | None) -> int:
     except (JournalError, OSError):
         return -1
     return -1 if ordinal == ORDINAL_UNKNOWN else log.end_ordinal - ordinal
+
+
+# Offsets that transactions commit, on their way into the catalog: in the order of their places, each once.
+#
+# What comes in a turn is one change, all or none; the next waits until it is written, because the highest place
+# that was applied counts and none may pass one that was not.
+
+JOINED_PLACES: Final = 10_000
+"""Offsets in one change, unless one effect alone has more: some 400 KB, far below a segment of the catalog."""
+
+Done = Callable[[Mark | None, BaseException | None], None]
+
+
+class OffsetEffects:
+    """The queue. `put` during a turn, `write` at its end, before the catalog's own."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._queue: list[tuple[CommitOffsets, Done]] = []
+        self._writing = False
+
+    @property
+    def due(self) -> bool:
+        """Whether `write` has something to do."""
+        return bool(self._queue) and not self._writing
+
+    def put(self, effect: CommitOffsets, done: Done) -> None:
+        """`done(mark, None)` when it is written, also if it was before; `done(None, error)` when it was not."""
+        applied = self._catalog.register.applied.get(effect.source.id)
+        stopped = self._catalog.log.stopped
+        if applied is None or effect.source[2:] > applied:
+            self._queue.append((effect, done))
+        elif stopped is not None:
+            done(None, StorageStopped(reason=stopped, outcome=UNKNOWN))
+        else:
+            done(self._mark(), None)
+
+    def write(self) -> bool:
+        """Hands what is queued to the catalog; whether there was anything to do."""
+        if not self.due:
+            return False
+        count = self._joined()
+        queue, self._queue = self._queue[:count], self._queue[count:]
+        entries = [entry(effect) for effect, _ in queue]
+        self._writing = True
+        self._catalog.submit(entries[0], partial(self._written, queue), *entries[1:], forced=False)
+        return True
+
+    def _joined(self) -> int:
+        """How many of the queue are one change."""
+        places = 0
+        for count, (effect, _) in enumerate(self._queue):
+            places += sum(len(group.places) for group in effect.groups)
+            if count and places > JOINED_PLACES:
+                return count
+        return len(self._queue)
+
+    def _mark(self) -> Mark:
+        return Mark(OFFSETS_KEY, self._catalog.log.end_offset, ())
+
+    def _written(self, queue: list[tuple[CommitOffsets, Done]], error: BaseException | None) -> None:
+        self._writing = False
+        if error is not None:
+            queue, self._queue = [*queue, *self._queue], []
+        mark = self._mark() if error is None else None
+        for _, done in queue:
+            done(mark, error)
+
+
+def entry(effect: CommitOffsets) -> tuple[object, ...]:
+    """The effect as an entry of the catalog."""
+    groups = [(each.group, each.generation, each.places) for each in effect.groups]
+    return TX_OFFSETS, effect.source.id, effect.source.high, effect.source.low, groups
+
+
+# Offsets that a transaction has in doubt: until it has ended nobody reads, saves or resets them.
+#
+# Whoever read the old place would begin there, and whoever saved another would be overwritten. One offset may be
+# locked by several transactions after a crash, when an earlier one, decided, is applied again.
+
+
+class OffsetLocks:
+    """Locks by group and partition; who holds one is known by its epoch."""
+
+    def __init__(self) -> None:
+        self._holders: dict[str, dict[Key, dict[int, str]]] = {}
+        self._held: dict[int, list[tuple[str, Key]]] = {}
+
+    def lock(self, epoch: int, xid: str, groups: Sequence[GroupPlaces]) -> None:
+        """Adds to what the epoch holds."""
+        held = self._held.setdefault(epoch, [])
+        for each in groups:
+            locked = self._holders.setdefault(each.group, {})
+            for place in each.places:
+                key = (place[0], place[1])
+                locked.setdefault(key, {})[epoch] = xid
+                held.append((each.group, key))
+
+    def unlock(self, epoch: int) -> None:
+        """Lets go of all that the epoch holds; harmless if that is nothing."""
+        for group, key in self._held.pop(epoch, ()):
+            locked = self._holders.get(group, {})
+            holders = locked.get(key, {})
+            holders.pop(epoch, None)
+            if not holders:
+                locked.pop(key, None)
+            if not locked:
+                self._holders.pop(group, None)
+
+    def refusal(self, group: str, keys: Iterable[Key] | None) -> Busy | None:
+        """Why these offsets of the group (None: all of them) cannot be touched now; None if they can."""
+        locked = self._holders.get(group)
+        if not locked:
+            return None
+        for key in locked if keys is None else keys:
+            for xid in locked.get(key, {}).values():
+                return Busy(
+                    f"The transaction {xid} has offsets of the group {group} in doubt. They are free when it has ended:"
+                    f" wait, or look at it with tfmq tx show {xid}.",
+                    xid=xid,
+                )
+        return None

@@ -1,5 +1,7 @@
 """The parts of the broker and how they are joined: the only place that knows them all."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,33 +16,28 @@ from journal.linux_aio import Begin, Flight, Landed
 from journal.log.log import Log
 from journal.log.segments import LogOptions
 from journal.record.format import HEADER_SIZE
-from tfmq.broker import faults, places
-from tfmq.broker.caller import Randomness, Reply, Run, Session
-from tfmq.broker.catalog import Catalog
-from tfmq.broker.delay import Delay
-from tfmq.broker.destination import BrokerDestination
-from tfmq.broker.folders import Folders, Opened
-from tfmq.broker.group_offsets import GroupOffsets
-from tfmq.broker.groups import Groups
-from tfmq.broker.lane import Lane
-from tfmq.broker.leases import Leases
-from tfmq.broker.offset_effects import OffsetEffects
-from tfmq.broker.offset_locks import OffsetLocks
-from tfmq.broker.offsets import Offsets
+from tfmq.broker import log_offsets
+from tfmq.broker.admission import Lane, Quotas
+from tfmq.broker.apply_target import BrokerDestination
+from tfmq.broker.catalog import Catalog, Leases
+from tfmq.broker.catalog_state import TopicRow
+from tfmq.broker.delay_commands import Delay
+from tfmq.broker.fetch import Polls
+from tfmq.broker.groups.coordinator import Groups
+from tfmq.broker.groups.offset_commands import GroupOffsets
+from tfmq.broker.groups.offsets import OffsetEffects, OffsetLocks, Offsets
+from tfmq.broker.log_offsets import Retention
 from tfmq.broker.partition import Partition
-from tfmq.broker.polls import Polls
-from tfmq.broker.producers import Producers
-from tfmq.broker.quotas import Quotas
-from tfmq.broker.register import TopicRow
+from tfmq.broker.partition_dirs import Folders, Opened
+from tfmq.broker.produce import Writes
+from tfmq.broker.producer_state import Producers
+from tfmq.broker.reply import STOPPING, Randomness, Reply, Run, Session, not_done
 from tfmq.broker.reserve import FullDiskLog
-from tfmq.broker.retention import Retention
-from tfmq.broker.schedules import Schedules
-from tfmq.broker.status import status
+from tfmq.broker.schedule_commands import Schedules
 from tfmq.broker.timers import Timers
-from tfmq.broker.topic_changes import FIXED, TopicChanges
-from tfmq.broker.topics import Topic, Topics, describe_topic
-from tfmq.broker.transactions import Transactions
-from tfmq.broker.writes import Writes
+from tfmq.broker.topic_admin import FIXED, TopicChanges
+from tfmq.broker.topics import Topic, Topics, describe_topic, state_of, why_stopped
+from tfmq.broker.transaction_commands import Transactions
 from tfmq.config import DEFAULT, Config
 from tfmq.errors import Busy
 from tfmq.protocol.commands import DescribeTopic, LeaseProducerIds, Locate
@@ -370,13 +367,13 @@ class House:
 
     def require_open(self) -> None:
         if not self.open:
-            raise Busy(faults.STOPPING)
+            raise Busy(STOPPING)
 
     # Commands that belong to no part alone
 
     def locate(self, request: Locate, reply: Reply, session: Session) -> None:
         partition = self.topics.partition(request.topic, request.incarnation, request.partition)
-        places.locate(request, partition, partial(self.reads.run, who=session), reply)
+        log_offsets.locate(request, partition, partial(self.reads.run, who=session), reply)
 
     def describe(self, request: DescribeTopic, reply: Reply, session: Session) -> None:
         """In a worker: how old a partition's first record is must be read."""
@@ -384,7 +381,7 @@ class House:
 
         def described(result: Any, error: BaseException | None) -> None:
             if error is not None:
-                reply.error(faults.not_done(error))
+                reply.error(not_done(error))
             else:
                 reply.ok({**result, "effective": effective})
 
@@ -394,7 +391,7 @@ class House:
     def lease(self, request: LeaseProducerIds, reply: Reply) -> None:
         def taken(first: int, error: BaseException | None) -> None:
             if error is not None:
-                reply.error(faults.not_done(error))
+                reply.error(not_done(error))
             else:
                 reply.ok(first, request.count)
 
@@ -460,3 +457,38 @@ def close(closing: Log | Delay | JournalTransactionStore, name: str) -> None:
         closing.close()
     except (OSError, JournalError, MemoryError) as error:
         log.error("%s could not be closed cleanly: %s", name, str(error) or "out of memory")
+
+
+# What STATUS says of the broker: what it holds, what waits, what is in trouble.
+
+
+def status(house: House) -> dict[str, Any]:
+    """Numbers since its start of storage, not of traffic. Cheap: nothing is read from the disk."""
+    partitions = list(house.topics.partitions())
+    stopped = [
+        {"topic": topic.name, "partition": number, "reason": why_stopped(each)}
+        for topic in house.topics.all()
+        for number, each in enumerate(topic.partitions)
+        if state_of(each) == "stopped"
+    ]
+    return {
+        "node": house.node,
+        "uptime_seconds": int(house.clock.monotonic() - house.started),
+        "data": house.data,
+        "topics": len(house.topics),
+        "partitions": house.topics.partition_count(),
+        "groups": len(house.catalog.register.groups),
+        "messages": sum(each.log.count for each in partitions),
+        "bytes": sum(each.log.size_bytes for each in partitions),
+        "stopped": stopped,
+        "damaged": [{"topic": each.name, "partition": each.number} for each in partitions if each.log.damage],
+        "unknown_folders": house.strangers,
+        "catalog": house.catalog.log.stopped or "open",
+        "free_bytes": house.disk.free_space(house.data),
+        "parked_fetches": house.polls.count,
+        "pending_bytes": house.quotas.bytes,
+        "forces": house.forcer.forces,
+        "transactions": house.transactions.handler.status(),
+        "delay": house.delay.status(),
+        "schedules": house.schedules.status(),
+    }

@@ -1,30 +1,29 @@
-"""What lands in the arrivals: a delayed PRODUCE, and the delayed batches of decided transactions.
+"""The log where delayed messages arrive, as one more partition: the same queue, file work and forces, outside the
+topics.
 
-Both are a note and, behind it, the records as their producer sent them, in one append. Effective due times are given
-in the moment of the append, and the queue knows of them until they are written or refused, so that nothing later
-fires meanwhile. No step here is made for a message.
+`Arrivals` is that partition; `ArrivalsLanding` is how the delay queue writes to it itself (cancels, new times).
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, Final, NamedTuple, Protocol
 from zlib import crc32
 
-from journal.record.batch import Appended, Batch
+from journal.log.log import Log
+from journal.record.batch import PLAIN, Appended, Batch
 from journal.record.format import HEADER_SIZE, LENGTH, Buffer
 from tfmq.apply_target import Applied, Delayed, Mark, Schedule
-from tfmq.broker import faults
-from tfmq.broker.caller import Body, Reply, Session
-from tfmq.broker.effect_work import EffectWork
-from tfmq.broker.partition import Partition
-from tfmq.broker.producers import Answer, Repeat
-from tfmq.broker.work import Staged
-from tfmq.broker.writes import Send, Writes
+from tfmq.broker import reply
+from tfmq.broker.partition import EffectWork, Partition, Staged, Waiter
+from tfmq.broker.produce import Send, Writes
+from tfmq.broker.producer_state import Answer, Repeat
+from tfmq.broker.reply import Body, Reply, Session
 from tfmq.delay.arrivals import header as notes
-from tfmq.delay.arrivals.header import Note
+from tfmq.delay.arrivals.header import PRODUCER_ID, Note
 from tfmq.delay.arrivals.log import batches_of, note_before
 from tfmq.delay.due_time import (
     ABSOLUTE_FLAG,
@@ -38,8 +37,91 @@ from tfmq.delay.due_time import (
     word_bytes,
     words,
 )
-from tfmq.errors import UNKNOWN
+from tfmq.errors import NOT_DONE, UNKNOWN, StorageStopped
 from tfmq.protocol.commands import ORDINAL_UNKNOWN, DelayedBatch, Produce
+
+NAME: Final = "delay"
+INCARNATION: Final = 2
+"""The house's own, below every topic's: log id `tfmq.apply_target.ARRIVALS_KEY`."""
+
+
+class Arrivals(Partition):
+    """The arrivals. Nobody fetches from them, and no topic has them: a start is what lifts a stop."""
+
+    def advice(self) -> str:
+        return "mend the disk, then start the broker again"
+
+
+class ArrivalsLanding:
+    """What `tfmq.delay.requests.Landing` asks for."""
+
+    def __init__(self, partition: Partition, writes: Writes) -> None:
+        self._partition = partition
+        self._writes = writes
+
+    @property
+    def log(self) -> Log:
+        return self._partition.log
+
+    def append(
+        self,
+        batches: Sequence[Batch],
+        done: Callable[[Sequence[Appended] | None, BaseException | None], None],
+    ) -> None:
+        """In one write, behind all that came before."""
+        stopped = self._partition.log.stopped
+        if stopped is not None:
+            done(None, reply.of_arrivals(StorageStopped(reason=stopped, outcome=NOT_DONE)))
+        else:
+            self._writes.put(self._partition, HouseWork(batches, done))
+
+    def when_forced(self, offset: int, waiter: Waiter) -> None:
+        def forced(error: BaseException | None) -> None:
+            waiter(None if error is None else reply.of_arrivals(reply.client_error(error, UNKNOWN)))
+
+        self._partition.when_forced(offset, forced)
+
+    def truncate_before(self, offset: int, done: Callable[[Any, BaseException | None], None]) -> None:
+        """In a worker, with no append beside it."""
+        self._partition.exclusively(partial(self._partition.log.truncate_before, offset), done)
+
+
+class HouseWork:
+    """Notes of the house, and copies of records behind them. Copies have the ids of whoever sent them first, so they
+    are an append of their own: they are no next sequence of anybody.
+    """
+
+    effect = False
+    source = PLAIN
+
+    def __init__(
+        self,
+        batches: Sequence[Batch],
+        done: Callable[[Sequence[Appended] | None, BaseException | None], None],
+    ) -> None:
+        self._batches = list(batches)
+        self._done = done
+        self.size_bytes = sum(len(batch.data) for batch in batches)
+        self.alone = any(batch.producer_id != PRODUCER_ID for batch in batches)
+
+    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
+        return self._batches
+
+    def appended(self, partition: Partition, answers: list[Appended]) -> None:
+        self._done(answers, None)
+
+    def refused(self, error: BaseException) -> None:
+        self._done(None, reply.of_arrivals(error))
+
+    def keep(self, *, staged: bool = False) -> None:
+        """Its bytes are its own."""
+
+
+# What lands in the arrivals: a delayed PRODUCE, and the delayed batches of decided transactions.
+#
+# Both are a note and, behind it, the records as their producer sent them, in one append. Effective due times are given
+# in the moment of the append, and the queue knows of them until they are written or refused, so that nothing later
+# fires meanwhile. No step here is made for a message.
 
 NOTE_BYTES: Final = 512
 """What a note has beside its due times, at most: its record's header, its own, and a topic's name."""
@@ -133,7 +215,7 @@ class DelayedSend(Send):
         self, partition: Partition, answer: Answer, note: Note | None, error: BaseException | None
     ) -> None:
         if error is not None:
-            self.refused(faults.client_error(error, UNKNOWN))
+            self.refused(reply.client_error(error, UNKNOWN))
             return
         if note is not None and note.records == self._request.count:
             self._note = note
@@ -152,7 +234,7 @@ class DelayedSend(Send):
 
     def refused(self, error: BaseException) -> None:
         self._forget()
-        super().refused(faults.of_arrivals(error))
+        super().refused(reply.of_arrivals(error))
 
     def _forget(self) -> None:
         """What was to be written is not."""
@@ -200,7 +282,7 @@ class ScheduleWork(EffectWork):
 
     def refused(self, error: BaseException) -> None:
         self._forget()
-        super().refused(faults.of_arrivals(error))
+        super().refused(reply.of_arrivals(error))
 
     def _forget(self) -> None:
         landed, self._landed = self._landed, []

@@ -12,13 +12,11 @@ from typing import Any, Final
 from journal.log.log import Log
 from journal.record.batch import PLAIN, Appended, Batch, succession
 from journal.record.block_trailer import CONTROL_SIZE
-from tfmq.broker import faults
-from tfmq.broker.caller import Body, Reply, Session
-from tfmq.broker.partition import Partition
-from tfmq.broker.places import record_offset
-from tfmq.broker.producers import Answer, Repeat
-from tfmq.broker.quotas import Quotas
-from tfmq.broker.work import NotYet, Staged, Work
+from tfmq.broker.admission import Quotas
+from tfmq.broker.log_offsets import record_offset
+from tfmq.broker.partition import NotYet, Partition, Staged, Work
+from tfmq.broker.producer_state import Answer, Repeat
+from tfmq.broker.reply import Body, Reply, Session, client_error, not_done
 from tfmq.errors import UNKNOWN, MessageTooLarge, SequenceGap
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce, SucceedProducer
 
@@ -97,7 +95,7 @@ class Send:
 
     def _forced(self, positions: Sequence[tuple[int, int]], fields: Any, error: BaseException | None) -> None:
         if error is not None:
-            self.refused(faults.client_error(error, UNKNOWN))
+            self.refused(client_error(error, UNKNOWN))
         else:
             self._ok(positions, ACKS_SYNCED, *fields)
 
@@ -132,7 +130,7 @@ class Send:
 
     def _walked(self, partition: Partition, answer: Answer, offset: int, error: BaseException | None) -> None:
         if error is not None:
-            self.refused(faults.client_error(error, UNKNOWN))
+            self.refused(client_error(error, UNKNOWN))
         else:
             self._settle(partition, answer.end, [(0, offset), *answer.positions[1:]], True, answer)
 
@@ -221,7 +219,7 @@ class Writes:
 
         def leased(successor: int, error: BaseException | None) -> None:
             if error is not None:
-                reply.error(faults.not_done(error))
+                reply.error(not_done(error))
             else:
                 self.put(partition, Succession(producer_id, successor, self.now_ms(), reply))
 
@@ -255,7 +253,7 @@ def answer_closed(partition: Partition, closed: tuple[int, int], reply: Reply) -
 
     def forced(error: BaseException | None) -> None:
         if error is not None:
-            reply.error(faults.client_error(error, UNKNOWN))
+            reply.error(client_error(error, UNKNOWN))
         else:
             reply.ok(*closed, ACKS_SYNCED)
 

@@ -3,7 +3,7 @@ handed in.
 
 Each command method is `method(request, body, reply, session)`: `request` the NamedTuple of
 `tfmq.protocol.commands`, `body` the bytes behind the header (unchanged until `reply.body_done`, `ok` or
-`error`), `reply` and `session` as in `tfmq.broker.caller`. A method never raises for what a peer did: every
+`error`), `reply` and `session` as in `tfmq.broker.reply`. A method never raises for what a peer did: every
 request gets exactly one call of its reply. PRODUCE, and whatever else is written, is gathered until
 `turn_ended()`, so that what arrived for a partition in one poll of the server costs one write; call it at
 the end of every poll, and after `tick`. HELLO is the server's own.
@@ -18,10 +18,9 @@ from typing import Any, TypeAlias
 from journal.clock import Clock
 from journal.disk import Disk
 from journal.linux_aio import Begin
-from tfmq.broker import faults
 from tfmq.broker.acts import recorded
-from tfmq.broker.caller import Body, Randomness, Reply, Run, Session
-from tfmq.broker.house import House
+from tfmq.broker.broker import House
+from tfmq.broker.reply import Body, Randomness, Reply, Run, Session, client_error
 from tfmq.broker.startup import start
 from tfmq.config import Config
 
@@ -37,7 +36,7 @@ def answered(method: Method) -> Method:
             self.house.require_open()
             method(self, request, body, reply, session)
         except Exception as error:
-            reply.error(faults.client_error(error))
+            reply.error(client_error(error))
 
     return command
 

@@ -1,33 +1,286 @@
-"""Groups of consumers: each partition has one owner, by a grant that is on the disk before its owner is told.
+"""The groups that the broker has in memory, and what bounds them: in number, in members, in what these ask for."""
 
-What changes during a turn (members, wishes, topics, partitions given up) is one plan and one entry in the catalog at
-its end. Heartbeats wait for what that does to their member's share. From the moment of the plan on a partition is its
-new owner's: commits of the one before are `Fenced`. A member of which nothing is heard is dead, and what it had is
-free; until somebody gets it, it may come back and go on, also over a restart of the broker, behind which every owner
-has its session time to do so.
-"""
+from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from tfmq.broker import faults, group_descriptions
-from tfmq.broker.caller import Randomness, Reply, Session
 from tfmq.broker.catalog import Catalog
-from tfmq.broker.group import Changes, Group
-from tfmq.broker.group_member import Member, Waiting, Wishes
-from tfmq.broker.group_roll import GroupRoll
-from tfmq.broker.group_strategies import strategy_of
-from tfmq.broker.group_waits import GroupWaits
-from tfmq.broker.group_watch import GroupWatch
-from tfmq.broker.offsets import Offsets
+from tfmq.broker.catalog_state import GROUP_OWNERS, GroupRow, Key, Register
+from tfmq.broker.groups import group as group_descriptions
+from tfmq.broker.groups.assignors import strategy_of
+from tfmq.broker.groups.group import Changes, Group, Member, Waiting, Wishes, members, summary
+from tfmq.broker.groups.offsets import Offsets
 from tfmq.broker.partition import Waiter
-from tfmq.broker.register import GROUP_OWNERS, GroupRow, Key
+from tfmq.broker.reply import STOPPING, Randomness, Reply, Session, client_error
 from tfmq.broker.timers import Timers
 from tfmq.broker.topics import Topics
 from tfmq.errors import Abandoned, Busy, Fenced, NotAllowed, TfmqError
 from tfmq.protocol.commands import DescribeGroup, Heartbeat, JoinGroup, LeaveGroup, PartitionName
+
+
+class GroupRoll:
+    """See the module. A group of which everything is in the catalog is dropped, and made again when it is asked for."""
+
+    def __init__(self, register: Register, topics: Topics, limits: Mapping[str, int]) -> None:
+        self._register, self._topics, self._limits = register, topics, limits
+        self._groups: dict[str, Group] = {}
+        self._written: dict[str, int] = {}
+        """How many entries of a group are on their way to the catalog: until then it may not be there yet."""
+        self._asked = 0
+        self._granting = 0
+        self._generation = 0
+
+    def __iter__(self) -> Iterator[Group]:
+        yield from self._groups.values()
+
+    def find(self, name: str) -> Group | None:
+        """The group, if it is in memory."""
+        return self._groups.get(name)
+
+    def group(self, name: str) -> Group:
+        """The group, which is in memory from now on."""
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = Group(name, self._register, self._topics)
+        return group
+
+    def drop_if_empty(self, group: Group) -> None:
+        if group.empty and self._groups.get(group.name) is group:
+            del self._groups[group.name]
+
+    def next_generation(self) -> int:
+        """A number that no group had before."""
+        self._generation = max(self._generation, self._register.generation) + 1
+        return self._generation
+
+    # What is on its way to the catalog
+
+    def submitted(self, name: str, grants: int = 0) -> None:
+        """An entry of the group was handed to the catalog."""
+        self._written[name] = self._written.get(name, 0) + 1
+        self._granting += grants
+
+    def arrived(self, name: str, grants: int = 0) -> None:
+        """It is there, or never will be."""
+        self._granting -= grants
+        self._written[name] -= 1
+        if not self._written[name]:
+            del self._written[name]
+
+    @property
+    def room(self) -> int:
+        """How many partitions more may have an owner."""
+        return self._limits["group_owners"] - self._register.owners_count - self._granting
+
+    # Limits
+
+    def refuse_many(self, name: str) -> None:
+        """Raises NotAllowed for one group too many."""
+        known = self._register.groups
+        if name in known:
+            return
+        coming = {each for each in (*self._written, *self._groups) if each not in known and each != name}
+        if len(known) + len(coming) >= self._limits["groups"]:
+            raise NotAllowed(f"The broker has {len(known)} groups, its limit (limits.groups).")
+
+    def refuse_member(self, group: Group, instead_of: Member | None) -> None:
+        """Raises NotAllowed for one member too many."""
+        if instead_of is None and len(group.members) >= self._limits["group_members"]:
+            raise NotAllowed(
+                f"The group {group.name} has {len(group.members)} members (limits.group_members)."
+            )
+
+    def ask(self, member: Member, wishes: Wishes | None, instead_of: Member | None = None) -> None:
+        """The member asks for something else from now on, or (None) for nothing. Raises NotAllowed for too many names;
+        then nothing has changed.
+        """
+        before = member if instead_of is None else instead_of
+        less = 0 if before.wishes is None else before.wishes.size
+        more = 0 if wishes is None else wishes.size
+        if more > less and self._asked + more - less > self._limits["group_subscriptions"]:
+            raise NotAllowed(
+                f"The members of all groups ask for {self._asked} topics and partitions already"
+                " (limits.group_subscriptions)."
+            )
+        self._asked += more - less
+        before.wishes = None
+        member.wishes = wishes
+
+
+BEATS_A_SESSION: Final = 3
+"""A heartbeat waits for no longer than this part of its session time: two may be lost before the member is dead."""
+
+GrantRow = tuple[str, int, int, int]
+"""The fields of `GrantedPartition`."""
+
+
+class GroupWaits:
+    """Heartbeats that wait until there is something about its share that their member does not know: one a member.
+
+    Who is to be looked at, and when, is the business of `groups`.
+    """
+
+    def __init__(self, timers: Timers, topics: Topics) -> None:
+        self._timers, self._topics = timers, topics
+
+    def wait(self, group: Group, member: Member, waiting: Waiting, wait_ms: int) -> None:
+        """From now on this one waits; one before it is answered."""
+        self.end(group, member)
+        member.waiting = waiting
+        seconds = min(wait_ms, member.session_ms / BEATS_A_SESSION) / 1000
+        if seconds:
+            waiting.timer = self._timers.idle_after(seconds, partial(self.end, group, member))
+
+    def look(self, group: Group, member: Member) -> None:
+        """Answers what waits, if its member does not know everything, or would not wait."""
+        waiting = member.waiting
+        if waiting is None:
+            return
+        if group.unknown_to(member, waiting):
+            self._finish(member, waiting)
+            told = self.share(group, member), self.note(group, member), member.wishes is None
+            waiting.reply.ok(member.generation, *told)
+        elif waiting.timer is None:
+            self.end(group, member)
+
+    def end(self, group: Group, member: Member, error: TfmqError | None = None) -> None:
+        """Answers what waits: nothing has changed, or `error`."""
+        waiting = member.waiting
+        if waiting is None:
+            return
+        self._finish(member, waiting)
+        if error is None:
+            waiting.reply.ok(waiting.generation, None, self.note(group, member), member.wishes is None)
+        else:
+            waiting.reply.error(error)
+
+    def cancel(self, members: Mapping[Member, Group], session: Session, correlation: int) -> bool:
+        """Ends the one of that number, unchanged; whether there was one."""
+        for member, group in members.items():
+            waiting = member.waiting
+            if (
+                waiting is not None
+                and waiting.session is session
+                and waiting.reply.correlation == correlation
+            ):
+                self.end(group, member)
+                return True
+        return False
+
+    def joined(self, group: Group, member: Member, reply: Reply) -> None:
+        """Answers a JOIN_GROUP."""
+        reply.ok(member.id, member.generation, self.share(group, member), self.note(group, member))
+
+    def share(self, group: Group, member: Member) -> list[GrantRow]:
+        """The member's share as it is told."""
+        share = group.share(member)
+        names = {incarnation: self._topics.by_incarnation(incarnation) for incarnation, _ in share}
+        return [(name, *key, share[key]) for key in sorted(share) if (name := names[key[0]]) is not None]
+
+    def note(self, group: Group, member: Member) -> str:
+        return group_descriptions.note(group, member, self._topics, self._timers.now())
+
+    def _finish(self, member: Member, waiting: Waiting) -> None:
+        member.waiting = None
+        if waiting.timer is not None:
+            self._timers.cancel(waiting.timer)
+
+
+# Which members of groups are alive: by their connections, and by when they were last heard of.
+
+LATE_A_SESSION: Final = 0.1
+"""A broker that is late by more than this part of a session time is not only busy: it, or its machine, was stopped."""
+
+
+class GroupWatch:
+    """`dead(group, member)` once nothing is heard of one for its session time, or its connection is gone for a part of
+    that; `alone(group, member)` when its connection has just gone.
+    """
+
+    def __init__(
+        self, timers: Timers, *, dead: Callable[[Group, Member], None], alone: Callable[[Group, Member], None]
+    ) -> None:
+        self._timers = timers
+        self._dead, self._alone = dead, alone
+        self._connected: dict[Session, dict[Member, Group]] = {}
+
+    def begin(self, group: Group, member: Member) -> None:
+        """A member that is not connected yet."""
+        self._arm(group, member)
+
+    def heard(self, group: Group, member: Member, session: Session) -> None:
+        """The member is there, at the other end of `session`; one call back a session, however many it has."""
+        if member.session is session:
+            member.seen = self._timers.now()
+            return
+        self._disconnect(member)
+        member.attach(session, self._timers.now())
+        self._arm(group, member)
+        members = self._connected.get(session)
+        if members is not None:
+            members[member] = group
+        else:
+            self._connected[session] = {member: group}
+            session.on_close(partial(self._closed, session))
+
+    def touch(self, member: Member) -> None:
+        """The member was heard of over another's connection."""
+        member.seen = self._timers.now()
+
+    def end(self, member: Member) -> None:
+        """It is no member any more."""
+        self._disconnect(member)
+        if member.timer is not None:
+            self._timers.cancel(member.timer)
+            member.timer = None
+
+    def members(self, session: Session) -> Mapping[Member, Group]:
+        """The members at the other end of a connection."""
+        return self._connected.get(session, {})
+
+    def _disconnect(self, member: Member) -> None:
+        if member.session is not None:
+            self._connected.get(member.session, {}).pop(member, None)
+
+    def _closed(self, session: Session) -> None:
+        for member, group in self._connected.pop(session, {}).items():
+            member.detach(self._timers.now())
+            self._arm(group, member)
+            self._alone(group, member)
+
+    def _arm(self, group: Group, member: Member) -> None:
+        if member.timer is not None:
+            self._timers.cancel(member.timer)
+        seconds = max(0.0, member.deadline() - self._timers.now())
+        member.timer = self._timers.after(seconds, partial(self._look, group, member))
+
+    def _look(self, group: Group, member: Member) -> None:
+        """The time that it had when the timer was set is over; it may have more by now.
+
+        A broker that looks late stood still itself: what members said meanwhile is yet to be read, so they have their
+        session time from now on.
+        """
+        member.timer = None
+        now = self._timers.now()
+        late = now - member.deadline()
+        if late > LATE_A_SESSION * member.session_ms / 1000:
+            member.spare(now)
+        if now < member.deadline():
+            self._arm(group, member)
+        else:
+            self._dead(group, member)
+
+
+# Groups of consumers: each partition has one owner, by a grant that is on the disk before its owner is told.
+#
+# What changes during a turn (members, wishes, topics, partitions given up) is one plan and one entry in the catalog at
+# its end. Heartbeats wait for what that does to their member's share. From the moment of the plan on a partition is its
+# new owner's: commits of the one before are `Fenced`. A member of which nothing is heard is dead, and what it had is
+# free; until somebody gets it, it may come back and go on, also over a restart of the broker, behind which every owner
+# has its session time to do so.
 
 log = logging.getLogger("tfmq.broker")
 
@@ -80,7 +333,7 @@ class Groups:
         """The broker stops: whoever waits gets the error."""
         for group in self._roll:
             for member in group.members.values():
-                self._waits.end(group, member, Busy(faults.STOPPING))
+                self._waits.end(group, member, Busy(STOPPING))
 
     def topic_changed(self, name: str) -> None:
         """A topic is there, has grown, or is gone."""
@@ -296,7 +549,7 @@ class Groups:
             if there:
                 self._end(group, member, Abandoned())
                 group.leave(member.id)
-            reply.error(faults.client_error(error))
+            reply.error(client_error(error))
         elif there:
             self._waits.joined(group, member, reply)
         else:
@@ -321,7 +574,7 @@ class Groups:
 
     def _summary(self, name: str, row: GroupRow) -> dict[str, Any]:
         partitions = sum(1 for _ in self._offsets.present(row))
-        return group_descriptions.summary(name, row, self._roll.find(name), partitions, self._timers.now())
+        return summary(name, row, self._roll.find(name), partitions, self._timers.now())
 
     def describe(self, request: DescribeGroup, reply: Reply) -> None:
         """DESCRIBE_GROUP: its members, generation, offsets and lag; an unknown group is an empty one."""
@@ -332,7 +585,7 @@ class Groups:
             **summary,
             "strategy": "" if group is None else group.strategy,
             "member_count": summary["members"],
-            "members": [] if group is None else group_descriptions.members(group, self._topics, now),
+            "members": [] if group is None else members(group, self._topics, now),
         }
 
         def member_of(key: Key) -> str:

@@ -6,18 +6,25 @@ somebody waits at the forced mark of a log with unforced data, a force is asked 
 without a match are left out and the reader advances past them all the same.
 """
 
+from __future__ import annotations
+
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
+from struct import Struct
+from struct import error as StructError
 from typing import Any, Final
+from zlib import crc32
 
 from journal.errors import BelowStart, BeyondEnd
 from journal.log.log import Log, Upto
 from journal.record.batch import Chunk
-from tfmq.broker import faults, tags
-from tfmq.broker.caller import Reply, Session
-from tfmq.broker.lane import Lane
+from journal.record.block_trailer import CONTROL_SIZE, decode_control
+from journal.record.format import FLAG_CONTROL, FLAG_TAG_SHIFT, HEADER_SIZE, BadRecord
+from tfmq.broker import reply
+from tfmq.broker.admission import Lane
 from tfmq.broker.partition import GONE, Partition
+from tfmq.broker.reply import Reply, Session
 from tfmq.broker.timers import Timer, Timers
 from tfmq.broker.topics import Topic, Topics
 from tfmq.errors import Abandoned, BadRequest, Busy, OffsetOutOfRange, UnknownTopic
@@ -109,7 +116,7 @@ class Polls:
         """The broker stops: whoever waits gets the error."""
         for waiting in list(self._sessions.values()):
             for poll in list(waiting.values()):
-                self._error(poll, Busy(faults.STOPPING))
+                self._error(poll, Busy(reply.STOPPING))
 
     # Looking for something to read
 
@@ -262,7 +269,7 @@ class Polls:
 
 def _wanted(poll: Poll, chunk: Chunk) -> list[memoryview]:
     """The blocks of `chunk` that a tag of the poll is in."""
-    return tags.blocks_with(chunk.data, poll.tags or (), chunk.start, poll.partition.log.log_id)
+    return blocks_with(chunk.data, poll.tags or (), chunk.start, poll.partition.log.log_id)
 
 
 def read_error(error: BaseException, partition: Partition) -> BaseException:
@@ -272,4 +279,68 @@ def read_error(error: BaseException, partition: Partition) -> BaseException:
         return UnknownTopic(GONE.format(name=partition.name))
     if isinstance(error, BelowStart | BeyondEnd):
         return OffsetOutOfRange(first=log.first_offset, end=log.end_offset, offset=error.offset)
-    return faults.of_read(error)
+    return reply.of_read(error)
+
+
+# Filtering by tag: which control blocks hold a record that a reader wants. The reader does the exact check
+# itself.
+#
+# A block is left out only if it is proven: by its control record, its place and its checksum. Otherwise a wrong byte in
+# a tag or a length could hide it, and undamaged blocks after it. From one that is not proven on all is kept: the
+# reader, which verifies every block, finds the damage and names it.
+
+LENGTH_FLAG: Final = Struct(">I12xI")
+
+
+def blocks_with(
+    data: bytes | bytearray, wanted: Collection[int], offset: int, log_id: int
+) -> list[memoryview]:
+    """The stretches of `data` (whole control blocks, the first at `offset` of the log) whose blocks hold a record with
+    one of the tag hashes `wanted`.
+
+    Neighbours come as one stretch; no stretch at all means that nothing matches.
+    """
+    view = memoryview(data)
+    return [view[start:end] for start, end in _stretches(view, frozenset(wanted), offset, log_id)]
+
+
+def _stretches(data: memoryview, wanted: frozenset[int], offset: int, log_id: int) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    unpack, size = LENGTH_FLAG.unpack_from, len(data)
+    position = start = 0
+    matches = False
+    try:
+        while position < size:
+            length, flag = unpack(data, position)
+            position += HEADER_SIZE + length
+            if flag & FLAG_CONTROL:
+                if matches:
+                    _extend(found, start, position)
+                elif not _proven(data, start, position, offset, log_id):
+                    break
+                start, matches = position, False
+            elif flag >> FLAG_TAG_SHIFT in wanted:
+                matches = True
+    except StructError:
+        pass
+    if start < size:
+        _extend(found, start, size)
+    return found
+
+
+def _proven(data: memoryview, start: int, end: int, offset: int, log_id: int) -> bool:
+    """Whether a whole block reaches from `start` to `end`, with its control record."""
+    at = end - CONTROL_SIZE
+    try:
+        control = decode_control(data, at, log_id)
+    except BadRecord:
+        return False
+    whole = control.size == at - start and control.offset == offset + start
+    return whole and crc32(data[start:at]) == control.crc
+
+
+def _extend(found: list[tuple[int, int]], start: int, end: int) -> None:
+    """Adds [start, end), joined to the last stretch where they touch."""
+    if found and found[-1][1] == start:
+        start = found.pop()[0]
+    found.append((start, end))

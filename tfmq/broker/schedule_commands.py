@@ -15,26 +15,16 @@ from functools import partial
 from typing import Any
 
 from journal.clock import Clock
-from tfmq.broker import faults
-from tfmq.broker.caller import Body, Reply, Run
-from tfmq.broker.catalog import Catalog
-from tfmq.broker.destination import BrokerDestination
-from tfmq.broker.leases import Leases
-from tfmq.broker.register import SCHEDULE_GONE
-from tfmq.broker.schedule_book import ScheduleRow
-from tfmq.broker.schedule_firing import ScheduleFiring
-from tfmq.broker.schedule_run import PAUSED, WAITING, ScheduleRun
+from tfmq.broker.apply_target import BrokerDestination
+from tfmq.broker.catalog import Catalog, Leases
+from tfmq.broker.catalog_state import SCHEDULE_GONE, ScheduleRow
+from tfmq.broker.reply import Body, Reply, Run, client_error
+from tfmq.broker.scheduler import PAUSED, WAITING, ScheduleFiring, ScheduleRun
 from tfmq.broker.timers import Timers
 from tfmq.broker.topics import Topic, Topics, no_partition
 from tfmq.delay.cron import RULES
 from tfmq.errors import BadRequest, MessageTooLarge, NotAllowed, UnknownPartition, UnknownSchedule
-from tfmq.protocol.commands import (
-    AddSchedule,
-    ListSchedules,
-    PauseSchedule,
-    RemoveSchedule,
-    ResumeSchedule,
-)
+from tfmq.protocol.commands import AddSchedule, ListSchedules, PauseSchedule, RemoveSchedule, ResumeSchedule
 
 logger = logging.getLogger("tfmq.broker")
 
@@ -324,7 +314,7 @@ class Schedules:
 
     def _answer(self, run: ScheduleRun, reply: Reply, end: End, error: BaseException | None) -> None:
         if error is not None:
-            reply.error(faults.client_error(error))
+            reply.error(client_error(error))
         else:
             reply.ok(self._whole(run))
         end()
@@ -332,7 +322,7 @@ class Schedules:
     def _finish(self, reply: Reply, end: End, name: str, error: BaseException | None, *fields: Any) -> None:
         self._adding.pop(name, None)
         if error is not None:
-            reply.error(faults.client_error(error))
+            reply.error(client_error(error))
         else:
             reply.ok(*fields)
         end()
@@ -354,7 +344,7 @@ class Schedules:
             self._end(name)
             if reply is None:
                 raise
-            reply.error(faults.client_error(error))
+            reply.error(client_error(error))
 
     def _end(self, name: str) -> None:
         waiting = self._changing[name]

@@ -14,13 +14,11 @@ from functools import partial
 from typing import Any
 
 from journal.log.checkpoint import WrongLog
-from tfmq.broker import faults
-from tfmq.broker.caller import Reply, Run, Session
-from tfmq.broker.catalog import Catalog
-from tfmq.broker.folders import Folders, Opened
-from tfmq.broker.leases import Leases
+from tfmq.broker.catalog import Catalog, Leases
+from tfmq.broker.catalog_state import CREATE, DELETE, GONE, GROW, READY, SETTINGS
 from tfmq.broker.partition import Partition
-from tfmq.broker.register import CREATE, DELETE, GONE, GROW, READY, SETTINGS
+from tfmq.broker.partition_dirs import Folders, Opened
+from tfmq.broker.reply import STOPPING, Reply, Run, Session, client_error, not_done
 from tfmq.broker.topics import Topic, Topics, no_partition, row, state_of
 from tfmq.config import check_topic_keys, check_topic_settings
 from tfmq.errors import (
@@ -93,7 +91,7 @@ class TopicChanges:
 
     def _answer_metadata(self, names: list[str], reply: Reply, error: BaseException | None) -> None:
         if error is not None:
-            reply.error(faults.client_error(error))
+            reply.error(client_error(error))
         else:
             reply.ok([row(topic) for name in names if (topic := self._topics.find(name)) is not None])
 
@@ -132,7 +130,7 @@ class TopicChanges:
 
         def made(error: BaseException | None) -> None:
             if error is not None:
-                reply.error(faults.client_error(error))
+                reply.error(client_error(error))
                 return
             topic = self._topics.topic(request.topic)
             reply.ok(topic.incarnation, len(topic.partitions))
@@ -168,7 +166,7 @@ class TopicChanges:
     def _refusal(self, name: str, count: int) -> BaseException | None:
         """Why the topic cannot be made."""
         if self._folders.stopping:
-            return Busy(faults.STOPPING)
+            return Busy(STOPPING)
         if self._topics.find(name) is not None:
             return TopicExists(f"There is a topic {name} already.")
         if any(each.name == name for each in self._catalog.register.topics.values()):
@@ -207,7 +205,7 @@ class TopicChanges:
                     return
                 # The entry before says that it shall be: the next start finishes it.
                 self._folders.abandon(opened)
-                end(faults.client_error(error, UNKNOWN))
+                end(client_error(error, UNKNOWN))
 
             self._catalog.submit((READY, incarnation), ready)
 
@@ -227,7 +225,7 @@ class TopicChanges:
 
         def removed(result: Any, failure: BaseException | None) -> None:
             if failure is not None:
-                end(faults.client_error(error or failure, UNKNOWN))
+                end(client_error(error or failure, UNKNOWN))
                 return
             self._catalog.submit(undo, undone)
 
@@ -238,7 +236,7 @@ class TopicChanges:
                     "A folder of that name in the broker's data belongs to no topic it knows. Move it away, or choose"
                     " another name."
                 )
-            end(faults.client_error(cause, NOT_DONE if failure is None else UNKNOWN))
+            end(client_error(cause, NOT_DONE if failure is None else UNKNOWN))
 
         self._run(partial(self._folders.remove, new), removed)
 
@@ -249,7 +247,7 @@ class TopicChanges:
 
         def grown(error: BaseException | None) -> None:
             if error is not None:
-                reply.error(faults.client_error(error))
+                reply.error(client_error(error))
             else:
                 reply.ok(len(self._topics.topic(request.topic).partitions))
 
@@ -302,7 +300,7 @@ class TopicChanges:
 
         def done(error: BaseException | None) -> None:
             if error is not None:
-                reply.error(faults.client_error(error))
+                reply.error(client_error(error))
             else:
                 reply.ok(self._topics.topic(request.topic).settings)
 
@@ -338,7 +336,7 @@ class TopicChanges:
             self._catalog.submit((SETTINGS, topic.incarnation, settings), _next(end, stored))
 
         def prepared(result: Any, error: BaseException | None) -> None:
-            _next(end, submit)(None if error is None else faults.not_done(error))
+            _next(end, submit)(None if error is None else not_done(error))
 
         # An archive that the settings need is made first: without it the next start could not open the log.
         self._run(partial(self._folders.prepare, topic, settings), prepared)
@@ -352,7 +350,7 @@ class TopicChanges:
             if isinstance(error, UnknownTopic):
                 reply.ok(False)
             elif error is not None:
-                reply.error(faults.client_error(error))
+                reply.error(client_error(error))
             else:
                 reply.ok(True)
 
@@ -389,7 +387,7 @@ class TopicChanges:
         def aside(paths: list[str] | None, error: BaseException | None) -> None:
             if error is not None or paths is None:
                 # Decided all the same: the next start puts the folders aside. Until then the name stays taken.
-                then_unknown = faults.client_error(error or RuntimeError("no result"), UNKNOWN)
+                then_unknown = client_error(error or RuntimeError("no result"), UNKNOWN)
                 end(then_unknown)
                 return
             for partition in topic.partitions:
@@ -421,7 +419,7 @@ class TopicChanges:
 
         def resumed(result: Any, error: BaseException | None) -> None:
             if error is not None:
-                reply.error(faults.not_done(error))
+                reply.error(not_done(error))
                 return
             if isinstance(result, Partition):
                 topic.partitions[request.partition] = result
@@ -455,7 +453,7 @@ def _next(end: Then, go_on: Callable[[], None]) -> Then:
 
 def _unsure(end: Then) -> Then:
     """An end that says "unknown": what was begun is decided, and the next start finishes it."""
-    return lambda error: end(None if error is None else faults.client_error(error, UNKNOWN))
+    return lambda error: end(None if error is None else client_error(error, UNKNOWN))
 
 
 def _loud(result: Any, error: BaseException | None) -> None:

@@ -1,0 +1,1 @@
+"""Consumer groups on the broker: membership, assignment, committed offsets."""

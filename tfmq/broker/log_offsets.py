@@ -1,0 +1,195 @@
+"""Where things are in a log: offsets of records, ordinals of offsets, and LOCATE, which asks for them.
+
+Everything here may read the disk, so it runs in a worker; it changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from functools import partial
+from typing import Final, NamedTuple
+
+from journal.clock import Clock
+from journal.errors import Corrupt, Stopped
+from journal.log.log import Log
+from journal.record.block import blocks_of
+from journal.record.format import FLAG_FILLER, HEADER_SIZE, LENGTH, BadRecord, records_of
+from tfmq.broker.fetch import read_error
+from tfmq.broker.partition import Partition
+from tfmq.broker.reply import Reply, Run, client_error
+from tfmq.broker.timers import Timers
+from tfmq.broker.topics import Topics
+from tfmq.errors import NOT_DONE, UNKNOWN, StorageStopped
+from tfmq.protocol.commands import (
+    BY_EARLIEST,
+    BY_LATEST,
+    BY_ORDINAL,
+    BY_TIME_MS,
+    ORDINAL_UNKNOWN,
+    Locate,
+    Truncate,
+)
+
+ONE_BLOCK: Final = 1
+"""Fewer bytes than any block has: a read gives just the block that holds the offset."""
+
+
+class Place(NamedTuple):
+    """A record's start; `ordinal` is ORDINAL_UNKNOWN where it would have to be counted across damage."""
+
+    offset: int
+    ordinal: int
+
+
+def record_offset(log: Log, offset: int, records: int) -> int:
+    """The offset of the record that is `records` behind the one at `offset`, in the same control block.
+
+    Raises what `Log.read` does.
+    """
+    chunk = log.read(offset, ONE_BLOCK, upto="written")
+    position = chunk.skip_to - chunk.start
+    for _ in range(records):
+        if position + HEADER_SIZE > len(chunk.data):
+            raise Corrupt(log.folder, offset, chunk.next, "its records end too early")
+        position += HEADER_SIZE + LENGTH.unpack_from(chunk.data, position)[0]
+    return chunk.start + position
+
+
+def ordinal_of(log: Log, offset: int) -> int:
+    """The ordinal of the record at `offset`, or of the next one to come at the end; unknown in damage, and in what a
+    stopped log does not give any more.
+
+    Raises what `Log.read` does.
+    """
+    if offset == log.end_offset:
+        return log.end_ordinal
+    forced, ordinal = log.forced_place
+    if offset == forced:
+        return ordinal
+    try:
+        chunk = log.read(offset, ONE_BLOCK, upto="written")
+        if not chunk.data:
+            return ORDINAL_UNKNOWN
+        block = next(blocks_of(chunk.data, chunk.start, log.log_id))
+    except (Corrupt, BadRecord):  # a read finds damage in the bytes of records only where it verifies them
+        return ORDINAL_UNKNOWN
+    before = 0
+    for record in records_of(block.data):
+        if record.position >= chunk.skip_to - chunk.start:
+            break
+        before += record.checksum if record.flag & FLAG_FILLER else 1
+    return block.control.first_ordinal + before
+
+
+def find(log: Log, by: int, value: int) -> Place:
+    """The place that LOCATE asks for; values outside the log give its nearest end."""
+    if by == BY_EARLIEST:
+        return Place(log.first_offset, log.first_ordinal)
+    if by == BY_LATEST:
+        return Place(*log.forced_place)
+    if by == BY_ORDINAL:
+        return Place(*log.offset_of_ordinal(value))
+    if by == BY_TIME_MS:
+        return _with_ordinal(log, log.offset_of_time(value))
+    return _with_ordinal(log, log.seek_offset(min(max(value, log.first_offset), log.end_offset)))
+
+
+def _with_ordinal(log: Log, offset: int) -> Place:
+    return Place(offset, ordinal_of(log, offset))
+
+
+def locate(request: Locate, partition: Partition, run: Run, reply: Reply) -> None:
+    """Answers LOCATE, from memory where that suffices."""
+    log = partition.log
+
+    def found(place: Place | None, error: BaseException | None) -> None:
+        if error is not None or place is None:
+            reply.error(read_error(error or RuntimeError("no result"), partition))
+            return
+        reply.ok(*place, log.epoch, log.first_offset, log.end_offset, log.forced_offset, log.end_ordinal)
+
+    if request.by in (BY_EARLIEST, BY_LATEST):
+        found(find(log, request.by, request.value), None)
+    else:
+        run(partial(find, log, request.by, request.value), found)
+
+
+# Letting go of old messages: whole sealed segments, by age and size, by the clock or by TRUNCATE. The last segment is
+# closed by its age, too, so that it can go.
+#
+# Also the round in which idle producers are forgotten. One partition at a time, so that housekeeping never
+# takes more than one worker.
+
+log = logging.getLogger("tfmq.broker")
+
+ROUND_SECONDS: Final = 60.0
+"""How often the rules are looked at: a minute late is nothing against days of retention."""
+
+
+class Retention:
+    """The round over all partitions, and TRUNCATE."""
+
+    def __init__(self, *, topics: Topics, timers: Timers, clock: Clock) -> None:
+        self._topics, self._timers, self._clock = topics, timers, clock
+        self._left: deque[Partition] = deque()
+        self._others: list[Partition] = []
+        self._stopped = False
+
+    def also(self, partition: Partition) -> None:
+        """One that no topic has: nothing of it goes by age or size, but idle producers are forgotten there too."""
+        self._others.append(partition)
+
+    def start(self) -> None:
+        """Arms the first round."""
+        self._timers.after(ROUND_SECONDS, self._round, deferrable=True)
+
+    def stop(self) -> None:
+        """The broker stops: what this round has not looked at is left to the next start."""
+        self._stopped = True
+        self._left.clear()
+
+    def _round(self) -> None:
+        if self._stopped:
+            return
+        if not self._left:
+            self._left.extend((*self._topics.partitions(), *self._others))
+            self._next()
+        self._timers.after(ROUND_SECONDS, self._round, deferrable=True)
+
+    def _next(self) -> None:
+        """The next partition with something to do."""
+        while self._left:
+            partition = self._left.popleft()
+            if partition.gone or partition.working:
+                continue
+            partition.producers.expire(self._clock.wall_ms())
+            options = partition.log.options
+            if options.roll_seconds or options.retention_bytes:
+                retain = partial(partition.log.retain, self._clock.wall_ms())
+                partition.exclusively(retain, partial(self._retained, partition))
+                return
+
+    def _retained(self, partition: Partition, names: list[str] | None, error: BaseException | None) -> None:
+        if error is not None and not partition.gone:
+            log.error("retention of %s-%d failed: %s", partition.name, partition.number, error)
+        elif names:
+            log.info("retention of %s-%d let go of %d segments", partition.name, partition.number, len(names))
+        self._next()
+
+    def truncate(self, request: Truncate, reply: Reply) -> None:
+        """Lets go of what lies before an offset. Raises UnknownTopic, UnknownPartition, StorageStopped."""
+        partition = self._topics.partition(request.topic, request.incarnation, request.partition)
+        if partition.log.stopped is not None:
+            raise StorageStopped(reason=partition.log.stopped, outcome=NOT_DONE)
+
+        def truncated(first: int | None, error: BaseException | None) -> None:
+            if isinstance(error, Stopped | OSError) and not partition.gone:
+                # The new start may be durable already, and only what lies before it is still there.
+                reply.error(client_error(error, UNKNOWN))
+            elif error is not None:
+                reply.error(read_error(error, partition))
+            else:
+                reply.ok(first)
+
+        partition.exclusively(partial(partition.log.truncate_before, request.before_offset), truncated)
