@@ -16,7 +16,7 @@ from tfmq.broker.catalog_state import ID_SLACK
 from tfmq.broker.data_repair import DataRepaired, Mended, repair_data, verify_data
 from tfmq.data_dir import encode_version
 from tfmq.protocol import commands
-from tfmq.server.refusals import sentence
+from tfmq.server.main import startup_sentence
 
 META = f"{DATA}/meta"
 VERSION = f"{META}/version"
@@ -227,7 +227,7 @@ def test_a_folder_that_may_not_be_read_is_no_damage_of_what_is_in_it(folder: str
     if folder != "orders-0":  # without one partition the others are served
         with pytest.raises(PermissionError, match=folder) as refused:
             Broker(broker.disk, broker.clock)
-        told = sentence(refused.value, DATA)
+        told = startup_sentence(refused.value, DATA)
         assert told is not None and "no rights" in told and "repair" not in told
     findings = [each for report in verify_data(broker.disk, DATA) for each in report.findings]
     assert [(each.file, each.what) for each in findings] == [

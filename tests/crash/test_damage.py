@@ -31,7 +31,7 @@ from tests.broker.helpers import DATA, Broker, after
 from tests.scale import SCALE, seeded
 from tfmq.broker.data_repair import repair_data, verify_data
 from tfmq.protocol import commands
-from tfmq.server import refusals
+from tfmq.server import main
 
 HOUR: Final = 3_600_000
 TOPICS: Final = {"orders": 2, "bills": 1, "small": 1, "dead.billing": 1, "ticks": 1}
@@ -515,7 +515,7 @@ def examine(clean: bool, path: str, kind: str, caplog: pytest.LogCaptureFixture)
     try:
         broker = started(disk, lived.wall_ms)
     except Exception as error:
-        said = refusals.sentence(error, DATA)
+        said = main.startup_sentence(error, DATA)
         require(said is not None, f"start: {type(error).__name__} without a sentence: {error}")
         assert said is not None
         folder = path.rpartition("/")[0]
@@ -535,7 +535,7 @@ def examine(clean: bool, path: str, kind: str, caplog: pytest.LogCaptureFixture)
         try:
             broker = started(disk, lived.wall_ms)
         except Exception as error:
-            raise Trouble(f"{when}: {refusals.sentence(error, DATA) or repr(error)}") from error
+            raise Trouble(f"{when}: {main.startup_sentence(error, DATA) or repr(error)}") from error
         compare(look(broker), first, lost_for_good, path, when)
         broker.stop()
         disk = disk_of(files_of(broker.disk))

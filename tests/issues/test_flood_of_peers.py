@@ -9,7 +9,7 @@ from tfmq.protocol.commands import EPOCH_UNKNOWN, Fetch
 
 
 def test_who_waits_to_send_and_is_given_more_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.server.traffic.UNSENT_BYTES_ALL", 10_000)
+    monkeypatch.setattr("tfmq.server.connection_limits.UNSENT_BYTES_ALL", 10_000)
     net = Net()
     many = [connected(net) for _ in range(8)]
     for connection, socket, _ in many:
@@ -23,8 +23,8 @@ def test_who_waits_to_send_and_is_given_more_is_counted_too(monkeypatch: pytest.
 
 
 def test_beginnings_of_frames_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.server.traffic.RECEIVING_BYTES_ALL", 100_000)
-    monkeypatch.setattr("tfmq.server.receiving.RECEIVING_BYTES_PLENTY", 0)
+    monkeypatch.setattr("tfmq.server.connection_limits.RECEIVING_BYTES_ALL", 100_000)
+    monkeypatch.setattr("tfmq.server.connection_limits.RECEIVING_BYTES_PLENTY", 0)
     net = Net()
     many = [connected(net) for _ in range(200)]
     for connection, _, _ in many:

@@ -9,8 +9,8 @@ from twisted.internet.task import Clock as TwistedClock
 
 from journal.buffers import Pool
 from tfmq import limits
+from tfmq.server.connection_limits import Traffic
 from tfmq.server.reactor import Turn
-from tfmq.server.traffic import Traffic
 from tfmq.server.transport import Connection
 
 EVERY_LIMIT = limits.effective({})

@@ -1,7 +1,7 @@
 """The alarm rings at the time that was set, or before, and costs nothing to leave where it is."""
 
 from tests.server.fakes import FakeReactor
-from tfmq.server.alarm import Alarm
+from tfmq.server.server import Alarm
 
 
 def test_it_rings_when_it_is_due_and_once() -> None:

@@ -1,7 +1,7 @@
 """Every command of the protocol's table has its method."""
 
 from tfmq.protocol.commands import COMMANDS
-from tfmq.server.commands import HANDLERS, HELLO, METHODS, unknown
+from tfmq.server.session import HANDLERS, HELLO, METHODS, unknown
 
 
 def test_every_command_but_hello_is_served_by_the_method_of_its_name() -> None:

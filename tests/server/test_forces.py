@@ -8,8 +8,7 @@ import pytest
 
 from journal.disk import RealDisk
 from journal.linux_aio import ForceQueue
-from tfmq.server.forces import Forces
-from tfmq.server.reactor import TurnReactor
+from tfmq.server.reactor import Forces, TurnReactor
 
 PATIENCE_SECONDS = 20
 

@@ -1,7 +1,7 @@
 """When a server without clients ends."""
 
 from tests.server.fakes import FakeReactor
-from tfmq.server.idleness import Idleness
+from tfmq.server.server import Idleness
 
 
 class Case:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.server.fakes import FakeReactor
-from tfmq.server.in_doubt import InDoubt
+from tfmq.server.server import InDoubt
 
 
 class Watched:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from tfmq.protocol import frames
-from tfmq.server.neighbour import who_answers
+from tfmq.server.listener import who_answers
 
 
 @contextmanager

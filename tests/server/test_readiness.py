@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.server.readiness import notify_systemd, say_ready
+from tfmq.server.main import notify_systemd, say_ready
 
 
 def test_the_line_is_exactly_that() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.buffers import Pool
-from tfmq.server.receiving import (
+from tfmq.server.connection_limits import (
     RECEIVING_BYTES_PLENTY,
     TAIL_BYTES_AT_ONCE,
     TAIL_BYTES_MIN,

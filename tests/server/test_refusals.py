@@ -7,7 +7,7 @@ import pytest
 
 from journal.errors import Corrupt, Full, JournalError, Locked, NewerFormat
 from tfmq.errors import ConfigError, NotAllowed
-from tfmq.server.refusals import exit_code, sentence
+from tfmq.server.main import exit_code, startup_sentence
 
 
 def system(number: int, path: str = "/data/x") -> OSError:
@@ -50,7 +50,7 @@ def system(number: int, path: str = "/data/x") -> OSError:
     ],
 )
 def test_a_reason_is_one_sentence_or_two_with_what_to_do(error: BaseException, words: list[str]) -> None:
-    said = sentence(error, "/data")
+    said = startup_sentence(error, "/data")
     assert said is not None
     assert all(word in said for word in words), said
     assert "\n" not in said
@@ -62,4 +62,4 @@ def test_a_wrong_configuration_is_wrong_usage() -> None:
 
 
 def test_a_mistake_of_ours_keeps_its_traceback() -> None:
-    assert sentence(ZeroDivisionError(), "/data") is None
+    assert startup_sentence(ZeroDivisionError(), "/data") is None

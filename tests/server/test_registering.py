@@ -12,7 +12,7 @@ from tests.server.wire import Wire, running
 from tests.zookeeper.test_coordination import until
 from tfmq.errors import BadRequest
 from tfmq.protocol import commands
-from tfmq.server.registering import Registering, reachable, registering
+from tfmq.server.server import Registering, reachable, registering
 
 
 class Registered:

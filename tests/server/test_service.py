@@ -16,7 +16,7 @@ from tests.server.wire import PATIENCE_SECONDS, Wire, batch, running
 from tfmq.errors import Busy
 from tfmq.limits import MIB
 from tfmq.protocol import commands, frames
-from tfmq.server.service import TURNED_MAX
+from tfmq.server.server import TURNED_MAX
 
 
 def test_what_was_sent_is_read_back_also_by_the_next_server(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_peer_with_too_much_unsent_is_cut_off_at_once(caplog: pytest.LogCaptur
 
 
 def test_with_too_much_unsent_for_all_the_worst_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.server.traffic.UNSENT_BYTES_ALL", 1000)
+    monkeypatch.setattr("tfmq.server.connection_limits.UNSENT_BYTES_ALL", 1000)
     net = Net()
     few, few_socket, few_sink = connected(net)
     many, many_socket, many_sink = connected(net)
@@ -224,7 +224,7 @@ def test_reasons_to_pause_add_up() -> None:
 
 
 def test_with_too_many_half_frames_one_goes_on_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.server.traffic.RECEIVING_BYTES_ALL", 100_000)
+    monkeypatch.setattr("tfmq.server.connection_limits.RECEIVING_BYTES_ALL", 100_000)
     net = Net()
     content = b"x" * 50_000
     many = [connected(net) for _ in range(8)]

@@ -1,6 +1,6 @@
 """The name that HELLO, STATUS and a neighbour's question get."""
 
-from tfmq.server.version import server_name
+from tfmq.server.server import server_name
 
 
 def test_the_server_says_its_name_and_version() -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tfmq.server.reactor import TurnReactor
-from tfmq.server.workers import Workers
+from tfmq.server.reactor import TurnReactor, Workers
 
 PATIENCE_SECONDS = 20
 

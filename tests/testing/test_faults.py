@@ -6,7 +6,7 @@ import pytest
 
 from tfmq.errors import BadRequest, DiskFull, TimedOut, UnknownTopic
 from tfmq.protocol import commands
-from tfmq.server.commands import HANDLERS
+from tfmq.server.session import HANDLERS
 from tfmq.testing.faults import WORDS, Faults, LostAnswer, requests_of
 
 

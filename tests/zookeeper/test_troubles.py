@@ -17,7 +17,7 @@ from tests.e2e.proxy import proxied
 from tests.offsets.contract import PLACE, A
 from tests.zookeeper.conftest import until
 from tfmq.errors import NotAllowed, NotSupported, StoreFailed
-from tfmq.server.registering import registering
+from tfmq.server.server import registering
 from tfmq.zookeeper import connection, group_coordinator, registration
 from tfmq.zookeeper.group_coordinator import Coordination, uptime
 from tfmq.zookeeper.offsets import ZooKeeperOffsets

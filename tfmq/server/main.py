@@ -2,19 +2,173 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from journal.errors import Corrupt, Full, JournalError, Locked, NewerFormat
+from tfmq.data_dir import misplaced
+from tfmq.errors import ConfigError, TfmqError
+
 if TYPE_CHECKING:
     from tfmq.config import Config
-    from tfmq.server.service import Service
+    from tfmq.server.server import Service
+
+
+# The server's log on standard error: plain lines for people, or one JSON object a line. Never payloads.
+
+PLAIN = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: time (UTC, ISO 8601), level, logger, message, and the traceback as `error`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+class PlainLines(logging.Formatter):
+    """Lines for people: the time is local, with its offset from UTC as everywhere."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        time = datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "milliseconds")
+        return f"{time[:-6]} {time[-6:]}"
+
+
+def set_up(level: str, as_json: bool, stream: TextIO = sys.stderr) -> None:
+    """Log from `level` on to `stream`; Twisted's own words from warnings on."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines() if as_json else PlainLines(PLAIN))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("twisted").setLevel(logging.WARNING)
+
+
+def take_twisted() -> None:
+    """Let Twisted log through the standard loggers; once a process."""
+    from twisted.logger import STDLibLogObserver, globalLogBeginner
+
+    globalLogBeginner.beginLoggingTo([STDLibLogObserver("twisted")], redirectStandardIO=False)
+
+
+# Telling the outside that the server accepts commands, or is about to stop: a line, and systemd's way.
+
+
+def say_ready(out: TextIO, address: str) -> None:
+    """The one line on standard output that scripts wait for."""
+    print(f"ready {address}", file=out, flush=True)
+
+
+def notify_systemd(state: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Send `state` ("READY=1", "STOPPING=1") where systemd asks for it; whether it was sent.
+
+    The protocol of sd_notify(3): a datagram to the socket that NOTIFY_SOCKET names; "@" means an abstract
+    one.
+    """
+    path = environment.get("NOTIFY_SOCKET", "")
+    if not path.startswith(("/", "@")):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as there:
+        try:
+            there.sendto(state.encode(), "\0" + path[1:] if path[0] == "@" else path)
+        except OSError:
+            return False
+    return True
+
+
+# Why a server cannot start, in one sentence that says what to do, and with which exit code.
+
+NOT_DONE = 1
+WRONG_USAGE = 2
+TRANSACTIONS = "transactions"
+"""The folder of their journal in the data folder."""
+
+
+def exit_code(error: BaseException) -> int:
+    """2 for a wrong configuration, else 1."""
+    return WRONG_USAGE if isinstance(error, ConfigError) else NOT_DONE
+
+
+def startup_sentence(error: BaseException, data: str) -> str | None:
+    """What to tell whoever starts the server; None for an error that only a traceback explains."""
+    if isinstance(error, TfmqError):
+        return error.sentence
+    if isinstance(error, JournalError):
+        return _of_journal(error, data)
+    if isinstance(error, OSError):
+        return _of_system(error, data)
+    return None
+
+
+def _of_journal(error: JournalError, data: str) -> str:
+    if isinstance(error, Locked):
+        who = f" (process {error.holder})" if error.holder else ""
+        return (
+            f"The data folder {data} is in use by another tfmq server{who}. Stop that one, or choose another "
+            "folder with --data."
+        )
+    if isinstance(error, NewerFormat):
+        return (
+            f"The data folder {data} was written by a newer version of tfmq: {error.path} has format version "
+            f"{error.found}, this one knows up to {error.known}. Start the newer version."
+        )
+    if isinstance(error, Full):
+        return f"There is no space left on the disk of {data}. Make some, then start again."
+    if isinstance(error, Corrupt) and os.path.basename(os.path.dirname(error.path)) == TRANSACTIONS:
+        folder = os.path.dirname(error.path)
+        return (
+            f"The journal of transactions is damaged: {error}. Nothing was changed. `tfmq log verify {folder}` says"
+            f" what is left of it, `tfmq log repair {data}` mends it and says what is lost; or restore the whole data"
+            " folder from a backup (docs/operations.md)."
+        )
+    if isinstance(error, Corrupt) and "start again" in error.reason:
+        return f"The data folder {data} is not whole: {error}. See docs/operations.md."
+    if isinstance(error, Corrupt):
+        return (
+            f"The data folder {data} is damaged: {error}. `tfmq log repair {data}` mends it and says what is lost and"
+            " what cannot be known; or restore the whole data folder from a backup (docs/operations.md)."
+        )
+    return f"The server cannot start on {data}: {error}."
+
+
+def _of_system(error: OSError, data: str) -> str:
+    path = error.filename or data
+    if error.errno in (errno.EACCES, errno.EPERM):
+        user = f"user {os.geteuid()}"
+        return f"The server may not use {path}: {user} has no rights there. Change its owner, or use --data."
+    if error.errno == errno.EROFS:
+        return f"{path} is on a file system that is mounted read-only. Choose another folder with --data."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"There is no space left on the disk of {data}. Make some, then start again."
+    if error.errno in (errno.ENOTDIR, errno.EEXIST) and not os.path.isdir(data):
+        return f"{data} is no folder. Choose another place for the data with --data."
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "The limit of open files is too low for the logs of this data folder. Raise it (ulimit -n)."
+    way_on = misplaced(error, data)
+    if way_on is not None:
+        return f"The server cannot start: {way_on}"
+    return f"The server cannot start: {path}: {error.strerror or error}."
+
 
 logger = logging.getLogger("tfmq.server")
 
@@ -85,14 +239,14 @@ def main(
 
 def run(config: Config, load: Callable[[], Config]) -> int:
     """Serve until a signal; the exit code. `load` reads the configuration again, for SIGHUP."""
-    from tfmq.server import logs, memory
+    from tfmq.server import server as memory
     from tfmq.server.reactor import installed
 
-    logs.set_up(config.server.log_level, config.server.log_json)
+    set_up(config.server.log_level, config.server.log_json)
     # A terminal that is closed sends it, also while the start is under way, and it must not end the server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     reactor = installed()
-    logs.take_twisted()
+    take_twisted()
     service = _started(config, reactor)
     _calm_collector()
     memory.keep_freed()
@@ -111,25 +265,24 @@ def _started(config: Config, reactor: Any) -> Service:
     from journal.clock import SystemClock
     from journal.disk import RealDisk
     from tfmq.data_dir import check_data_folder
-    from tfmq.server import refusals
-    from tfmq.server.service import Service
+
+    from tfmq.server.server import Service
 
     try:
         check_data_folder(config.server.data)
         service = Service(config, reactor, RealDisk(), SystemClock(), os.urandom)
         service.start()
     except Exception as error:
-        sentence = refusals.sentence(error, config.server.data)
+        sentence = startup_sentence(error, config.server.data)
         if sentence is None:
             raise
         logger.debug("the start failed", exc_info=error)
-        _refuse(sentence, refusals.exit_code(error))
+        _refuse(sentence, exit_code(error))
     return service
 
 
 def _announce(address: str, data: str) -> None:
     from tfmq.data_dir import write_address
-    from tfmq.server.readiness import notify_systemd, say_ready
 
     write_address(data, address)
     say_ready(sys.stdout, address)
@@ -163,7 +316,6 @@ def reload(service: Service, load: Callable[[], Config]) -> None:
     """Read the configuration again and apply what can change while the server runs; one line says what came of it."""
     from tfmq.config import reloaded
     from tfmq.errors import ConfigError
-    from tfmq.server import logs
 
     try:
         config, changed, later = reloaded(service.config, load())
@@ -176,7 +328,7 @@ def reload(service: Service, load: Callable[[], Config]) -> None:
     said = logger.isEnabledFor(logging.INFO)
     if said:  # by the level of before: the new one may leave it out
         logger.info("SIGHUP: %s", "; ".join(parts))
-    logs.set_up(config.server.log_level, config.server.log_json)
+    set_up(config.server.log_level, config.server.log_json)
     if not said:
         logger.info("SIGHUP: %s", "; ".join(parts))
     service.reload(config)
@@ -184,7 +336,6 @@ def reload(service: Service, load: Callable[[], Config]) -> None:
 
 def _stop(reactor: Any, service: Service, data: str, why: str) -> None:
     from tfmq.data_dir import remove_address
-    from tfmq.server.readiness import notify_systemd
 
     logger.info("stopping on %s", why)
     remove_address(data)

@@ -26,8 +26,7 @@ from twisted.python.failure import Failure
 from journal.buffers import Buffer
 from tfmq.errors import BadFrame
 from tfmq.protocol.frames import check_size
-from tfmq.server.receiving import Tail, affords
-from tfmq.server.traffic import Traffic
+from tfmq.server.connection_limits import Tail, Traffic, affords
 
 logger = logging.getLogger("tfmq.server")
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from tfmq.errors import BadRequest, TfmqError
 from tfmq.protocol import commands
 from tfmq.protocol.commands import Command
-from tfmq.server.commands import HANDLERS, Method
+from tfmq.server.session import HANDLERS, Method
 
 WORDS: Final[Mapping[str, tuple[type[Any], ...]]] = {
     "send": (commands.Produce, commands.Transact),

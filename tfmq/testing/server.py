@@ -18,8 +18,7 @@ from tfmq.broker.request_handler import Engine
 from tfmq.broker.timers import Timer, Timers
 from tfmq.config import Config
 from tfmq.protocol.commands import ACKS, Command, header_bounds
-from tfmq.server.commands import HANDLERS, Method
-from tfmq.server.session import Session, Welcome, everybody
+from tfmq.server.session import HANDLERS, Method, Session, Welcome, everybody
 from tfmq.testing.wire import BrokerEnd, ClientEnd, Wire
 
 TURNS_MAX: Final = 100_000

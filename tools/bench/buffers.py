@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from journal.buffers import Buffer, Pool
-from tfmq.server.receiving import READ_BYTES, ReceiveArena
+from tfmq.server.connection_limits import READ_BYTES, ReceiveArena
 
 RUNS = 5
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -23,7 +23,7 @@ from typing import Any
 
 from journal.record.format import make_record
 from tfmq.protocol import commands, frames
-from tfmq.server.receiving import READ_BYTES
+from tfmq.server.connection_limits import READ_BYTES
 
 RECORDS = 1000
 PAYLOAD = b"x" * 100
@@ -84,7 +84,9 @@ class FreshArena:
 
 def serve(plain: bool, data: str) -> None:
     """Run the server in this process."""
-    from tfmq.server import main, service, traffic
+    from tfmq.server import connection_limits as traffic
+    from tfmq.server import main
+    from tfmq.server import server as service
 
     if plain:
         vars(service)["Pool"] = PlainPool

@@ -15,7 +15,7 @@ HOOKS: Final = "tests/test_hooks.py"
 CODECS: Final = "tests/test_codecs.py"
 
 _FOLDERS = "tfmq/client/folders.py"
-_IDLE = "tfmq/server/idleness.py"
+_IDLE = "tfmq/server/server.py"
 _TWISTED = "tfmq/client/drivers/twisted.py"
 _HOOKS = "tfmq/hooks.py"
 _CODECS = "tfmq/codecs.py"

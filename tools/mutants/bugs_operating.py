@@ -143,7 +143,7 @@ OPERATING: Final = (
     Mutant(
         "refused-connections-without-a-bound",
         "connections above the limit that are told so are few at a time",
-        "tfmq/server/service.py",
+        "tfmq/server/server.py",
         "            if self._turning >= TURNED_MAX:\n",
         "            if self._turning < 0:\n",
         ["tests/server/test_service.py"],
@@ -151,7 +151,7 @@ OPERATING: Final = (
     Mutant(
         "refused-connections-counted-for-ever",
         "a place to be told that there is none becomes free again",
-        "tfmq/server/service.py",
+        "tfmq/server/server.py",
         "        self._turning -= 1\n",
         "        pass\n",
         ["tests/server/test_service.py"],

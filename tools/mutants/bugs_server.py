@@ -120,7 +120,7 @@ SERVER: Final = (
     Mutant(
         "connections-unbounded",
         "connections above the limit are refused, and the others go on",
-        "tfmq/server/service.py",
+        "tfmq/server/server.py",
         "        if len(self._sessions) >= self._sessions_max:\n",
         "        if len(self._sessions) < 0:\n",
         [f"{SERVICE}::test_connections_above_the_limit_are_refused_and_the_others_go_on"],
@@ -128,7 +128,7 @@ SERVER: Final = (
     Mutant(
         "slow-reader-never-cut",
         "a peer that reads nothing is cut off after its time",
-        "tfmq/server/traffic.py",
+        "tfmq/server/connection_limits.py",
         "                if now - since >= self._unsent_seconds:\n",
         "                if now < since:\n",
         [TRANSPORT],
@@ -144,7 +144,7 @@ SERVER: Final = (
     Mutant(
         "half-frame-waited-for-for-ever",
         "half a frame is not waited for for ever",
-        "tfmq/server/traffic.py",
+        "tfmq/server/connection_limits.py",
         "            elif now - since >= HALF_FRAME_SECONDS:\n",
         "            elif now < since:\n",
         [TRANSPORT],
@@ -152,7 +152,7 @@ SERVER: Final = (
     Mutant(
         "announced-size-allocated",
         "an announced size alone costs no memory",
-        "tfmq/server/receiving.py",
+        "tfmq/server/connection_limits.py",
         "    return min(needed, max(TAIL_BYTES_MIN, TAIL_GROWTH * arrived))\n",
         "    return needed\n",
         ["tests/server/test_receiving.py"],
@@ -160,7 +160,7 @@ SERVER: Final = (
     Mutant(
         "arena-reused-while-held",
         "memory that somebody holds is not received into again",
-        "tfmq/server/receiving.py",
+        "tfmq/server/connection_limits.py",
         "        if self._position and self.buffer.holds == 1:\n",
         "        if self._position:\n",
         ["tests/server/test_receiving.py"],
@@ -226,7 +226,7 @@ SERVER: Final = (
     Mutant(
         "work-lost-without-a-thread",
         "work is done also where no thread can be started",
-        "tfmq/server/workers.py",
+        "tfmq/server/reactor.py",
         "        if not self._threads:\n",
         "        if not self._threads and not self._short_told:\n",
         ["tests/server/test_workers.py::test_work_is_done_also_where_no_more_threads_can_be_started"],

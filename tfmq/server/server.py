@@ -1,17 +1,15 @@
-"""The server: all wiring, the start in its order, the stop.
-
-Start: bind the address (a taken port is found before the long part), open the broker (tfmq.broker.startup has
-that order), and accept connections last. Stop: accept nothing more, let the broker finish what it took, send
-its last answers, end the connections, close everything as clean.
-"""
+"""One delayed call of the reactor that follows the engine's next due time."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import logging
 import os
 import socket
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
 from twisted.internet.protocol import Factory
 
@@ -23,21 +21,261 @@ from tfmq.broker.request_handler import Engine
 from tfmq.config import Config, split_address
 from tfmq.errors import Busy
 from tfmq.protocol.commands import ACKS, header_bounds
-from tfmq.server import listening, memory
-from tfmq.server.alarm import Alarm
-from tfmq.server.commands import HANDLERS
-from tfmq.server.forces import Forces
-from tfmq.server.idleness import Idleness
-from tfmq.server.in_doubt import InDoubt
-from tfmq.server.reactor import Turn
-from tfmq.server.registering import Registering, registering
-from tfmq.server.session import Session, Turned, Welcome, everybody
-from tfmq.server.traffic import Traffic
+from tfmq.server.connection_limits import Traffic
+from tfmq.server.listener import bind, connections_max, listen_failed
+from tfmq.server.reactor import Forces, Turn, Workers
+from tfmq.server.session import HANDLERS, Session, Turned, Welcome, everybody
 from tfmq.server.transport import Listener, address_text
-from tfmq.server.version import server_name
-from tfmq.server.workers import Workers
+
+
+class Alarm:
+    """Calls `ring()` at the time that was set last, or before: ringing early is harmless, moving an alarm at
+    every turn is not. Whoever is rung sets the next time.
+    """
+
+    def __init__(self, reactor: Any, clock: Clock, ring: Callable[[], None]) -> None:
+        self._reactor = reactor
+        self._clock = clock
+        self._ring = ring
+        self._call: Any = None
+        self._due = 0.0
+
+    def set(self, due: float | None) -> None:
+        """Ring at `due` (monotonic seconds) at the latest; with None there is nothing to ring for now."""
+        if due is None or (self._call is not None and self._due <= due):
+            return
+        if self._call is not None:
+            self._call.cancel()
+        self._due = due
+        self._call = self._reactor.callLater(max(0.0, due - self._clock.monotonic()), self._rung)
+
+    def _rung(self) -> None:
+        self._call = None
+        self._ring()
+
+
+# When nobody is connected for long, a server that was started for its clients ends.
+
+
+class Idleness:
+    """Calls `end` once when there was no session for `seconds`, from `start` on; 0 seconds: never."""
+
+    def __init__(
+        self,
+        call_later: Callable[..., Any],
+        seconds: float,
+        sessions: Callable[[], int],
+        end: Callable[[], None],
+    ) -> None:
+        self._call_later = call_later
+        self._seconds = seconds
+        self._sessions = sessions
+        self._end = end
+        self._call: Any = None
+        self._running = False
+
+    def start(self) -> None:
+        self._running = True
+        self.look()
+
+    def look(self) -> None:
+        """A session came or went."""
+        idle = self._running and self._seconds > 0 and not self._sessions()
+        if idle and self._call is None:
+            self._call = self._call_later(self._seconds, self._over)
+        elif not idle and self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    def stop(self) -> None:
+        self._running = False
+        self.look()
+
+    def _over(self) -> None:
+        self._call = None
+        self._running = False
+        self._end()
+
+
+# Looks after prepared transactions that nobody finishes, and says so in the log: a forgotten one keeps its
+# messages on the disk and its offsets locked for as long as nobody decides.
 
 logger = logging.getLogger("tfmq.server")
+
+IN_DOUBT_CHECK_SECONDS = 60.0
+"""How often it looks; more often where the operator wants to know sooner than that."""
+IN_DOUBT_CHECK_SECONDS_MIN = 0.05
+REMIND_SECONDS = 3600.0
+"""As long as the alarm lasts it is told again, so that it stands in the log of every hour."""
+
+
+class InDoubt:
+    """`status()` is what STATUS says under "transactions"; `call_later` as a reactor has it. One thread."""
+
+    def __init__(
+        self,
+        call_later: Callable[[float, Callable[[], None]], Any],
+        status: Callable[[], Mapping[str, Any]],
+        alarm_seconds: float,
+    ) -> None:
+        self._call_later = call_later
+        self._status = status
+        self._alarm_seconds = alarm_seconds
+        self._pause_seconds = max(IN_DOUBT_CHECK_SECONDS_MIN, min(IN_DOUBT_CHECK_SECONDS, alarm_seconds / 2))
+        self._silent_seconds: float | None = None  # since the alarm was told last; None: there is none
+        self._call: Any = None
+
+    def start(self) -> None:
+        """Look soon and from now on: what was prepared before the start may be old already."""
+        self._call = self._call_later(0, self._look)
+
+    def _look(self) -> None:
+        try:
+            self._judge(self._status())
+        finally:
+            self._call = self._call_later(self._pause_seconds, self._look)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._call is not None and self._call.active():
+            self._call.cancel()
+
+    def _judge(self, found: Mapping[str, Any]) -> None:
+        if not found.get("alarm"):
+            if self._silent_seconds is not None:
+                logger.info("no transaction is prepared for longer than %g s any more", self._alarm_seconds)
+            self._silent_seconds = None
+        elif self._silent_seconds is None or self._silent_seconds + self._pause_seconds >= REMIND_SECONDS:
+            self._silent_seconds = 0.0
+            logger.error(
+                "prepared transactions that wait for their owners: %d, the oldest for %d s, which is longer than "
+                "transaction.alarm_seconds = %g; tfmq tx list shows them, docs/operations.md (tfmq --docs) says what "
+                "to do",
+                found.get("prepared", 0),
+                found.get("oldest_prepared_seconds") or 0,
+                self._alarm_seconds,
+            )
+        else:
+            self._silent_seconds += self._pause_seconds
+
+
+# How the C library keeps memory that was freed: long enough that the next request finds it warm.
+#
+# Left alone, glibc hands every larger buffer back to the system at once and takes it again for the next reply,
+# page by page: half of the processor time of a fetch (measured: 190 against 80 ns a record of 100 bytes, 1,400
+# against 500 ns for 1 KB). So larger buffers stay with the process while it works, and `give_back` returns what
+# is left over when it is quiet. Elsewhere than on glibc both do nothing.
+
+TRIM_THRESHOLD: Final = -1
+MAP_THRESHOLD: Final = -3
+"""Numbers of two parameters of glibc's mallopt, from its malloc.h."""
+KEPT_BYTES: Final = 32 << 20
+"""Free memory at the heap's end that is kept: a turn's reads and replies, well inside the memory of a server
+under load.
+"""
+MAPPED_BYTES: Final = 16 << 20
+"""Only a buffer as large as the largest frame gets a mapping of its own, which goes back when it is freed."""
+
+
+def keep_freed() -> bool:
+    """Keep up to KEPT_BYTES of freed memory; whether the C library does."""
+    mallopt = _function("mallopt", ctypes.c_int, ctypes.c_int)
+    if mallopt is None:
+        return False
+    return bool(mallopt(MAP_THRESHOLD, MAPPED_BYTES) and mallopt(TRIM_THRESHOLD, KEPT_BYTES))
+
+
+def give_back() -> bool:
+    """Return to the system what is free; whether there was anything."""
+    trim = _function("malloc_trim", ctypes.c_size_t)
+    return trim is not None and bool(trim(0))
+
+
+def _function(name: str, *arguments: Any) -> Any:
+    """A function of the C library; None where it has none of that name."""
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        function.argtypes = list(arguments)
+        function.restype = ctypes.c_int
+    return function
+
+
+# Keeps what ZooKeeper says about this server, its address and its topics, at what is so.
+
+REGISTRATION_CHECK_SECONDS: Final = 1.0
+"""How soon a topic that was made, grown or deleted is there; a look is one pass over the names of topics."""
+END_SECONDS: Final = 5.0
+"""Somewhat more than the registration itself takes at most."""
+EVERYWHERE: Final = ("", "0.0.0.0", "::")
+"""Hosts to listen on that are no place to connect to."""
+
+
+class Registration(Protocol):
+    """See `tfmq.zookeeper.registration`, which is loaded only where it is wanted."""
+
+    def wants(self, topics: Mapping[str, int]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Registering:
+    """`topics()`: the partitions of each topic now · `call_later` as a reactor has it. One thread."""
+
+    def __init__(
+        self,
+        call_later: Callable[[float, Callable[[], None]], Any],
+        topics: Callable[[], Mapping[str, int]],
+        registration: Registration,
+    ) -> None:
+        self._call_later, self._topics, self._registration = call_later, topics, registration
+        self._call: Any = None
+        self._closing: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Register what there is, and look from now on."""
+        self._registration.wants(dict(self._topics()))
+        self._call = self._call_later(REGISTRATION_CHECK_SECONDS, self.start)
+
+    def stop(self) -> None:
+        """Begin to take it back, beside what else there is to end."""
+        if self._call is not None and self._call.active():
+            self._call.cancel()
+        self._closing = threading.Thread(target=self._registration.close, name="tfmq-unregister", daemon=True)
+        self._closing.start()
+
+    def end(self) -> None:
+        """Wait until it is taken back; what a ZooKeeper that is away did not hear ends with the session."""
+        if self._closing is not None:
+            self._closing.join(END_SECONDS)
+
+
+def reachable(address: str) -> str:
+    """Where others reach a server that listens at `address`: by this machine's name if it listens everywhere."""
+    host, port = split_address(address)
+    return f"{socket.gethostname()}:{port}" if host in EVERYWHERE else address
+
+
+def registering(
+    zookeeper: str,
+    address: str,
+    call_later: Callable[[float, Callable[[], None]], Any],
+    topics: Callable[[], Mapping[str, int]],
+) -> Registering | None:
+    """Registers the server at `address`; None where the setting `zookeeper` is empty.
+
+    Raises BadRequest for what is no address of a ZooKeeper, NotSupported without kazoo.
+    """
+    if not zookeeper:
+        return None
+    from tfmq.zookeeper.registration import Registration as InZooKeeper
+
+    return Registering(call_later, topics, InZooKeeper(zookeeper, reachable(address)))
+
+
+# The server: all wiring, the start in its order, the stop.
+#
+# Start: bind the address (a taken port is found before the long part), open the broker (tfmq.broker.startup has
+# that order), and accept connections last. Stop: accept nothing more, let the broker finish what it took, send
+# its last answers, end the connections, close everything as clean.
 
 ENDING_SECONDS = 1.0
 """How long connections get, at a stop, to take their last answers."""
@@ -90,7 +328,7 @@ class Service:
     def start(self) -> None:
         """Everything up to accepting connections. Raises what forbids it; then nothing is left open."""
         host, port = split_address(self._config.server.listen)
-        bound = listening.bind(host, port)
+        bound = bind(host, port)
         try:
             self.address = address_text(host or bound.getsockname()[0], bound.getsockname()[1])
             self._registering = registering(
@@ -142,7 +380,7 @@ class Service:
         self._turn.want()
 
     def _limit_connections(self) -> None:
-        self._sessions_max = listening.connections_max(
+        self._sessions_max = connections_max(
             self._config.limits["connections"], len(os.listdir("/proc/self/fd")) - len(self._sessions)
         )
         if self._sessions_max < self._config.limits["connections"]:
@@ -159,7 +397,7 @@ class Service:
         except OSError as error:
             port = bound.getsockname()[1]
             bound.close()
-            raise listening.listen_failed(error, host, port) from None
+            raise listen_failed(error, host, port) from None
         self._listener = listener
 
     @property
@@ -185,7 +423,7 @@ class Service:
         quiet = allocated - self._allocated < QUIET_ALLOCATIONS
         if quiet and not self._trimmed:
             self._pool.trim()
-            memory.give_back()
+            give_back()
         self._trimmed = quiet
         self._allocated = allocated
         self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
@@ -319,3 +557,17 @@ def resident_bytes() -> int:
     """Memory that the process has in use, shared pages included."""
     with open("/proc/self/statm") as status:
         return int(status.read().split()[1]) * PAGE_BYTES
+
+
+# What this server calls itself.
+
+
+@functools.cache
+def server_name() -> str:
+    """ "tfmq 0.1.0"; read from the installed package, and only when somebody asks."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"tfmq {version('tfmq')}"
+    except PackageNotFoundError:
+        return "tfmq (not installed)"
