@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tfmq.aio_consumer import Consumer
-from tfmq.client.drivers.asynchronous import AsyncDriver
-from tfmq.client.link import Link
-from tfmq.client.servers import parse_servers
+from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.connection import Link
+from tfmq.client.drivers.asyncio import AsyncDriver
 from tfmq.errors import Closed, ConnectionFailed
 
 

@@ -10,7 +10,7 @@ from tests.client.fake_broker import HOLD, LOSE, FakeBroker, listening
 from tests.scale import scaled
 from tfmq import aio
 from tfmq.aio_transactions import checked_in
-from tfmq.client.transaction_checks import InDoubt
+from tfmq.client.transaction.check_back import InDoubt
 from tfmq.errors import NotAllowed, TransactionRolledBack, TransactionState
 from tfmq.protocol.commands import Produce, Transact
 
@@ -184,7 +184,7 @@ def test_what_a_loop_left_open_is_given_up() -> None:
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_check_may_be_a_coroutine_function(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.client.transaction_checks.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("tfmq.client.transaction.check_back.LOOK_SECONDS", 0.02)
 
     async def story(made: aio.Producer, broker: FakeBroker) -> None:
         async def later(transaction: InDoubt) -> str:

@@ -15,7 +15,7 @@ import tfmq
 from tests.client.fake_broker import CUT, HOLD, LOSE, FakeBroker, listening
 from tests.client.fake_delays import NOW_MS
 from tests.scale import scaled
-from tfmq.client.batch import Delivery
+from tfmq.client.send.batch import Delivery
 from tfmq.errors import (
     BadRequest,
     Busy,

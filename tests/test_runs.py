@@ -17,9 +17,9 @@ import tfmq.twisted
 from tests import reactor as rig
 from tests.client.handling_rig import TOPIC, Bench
 from tests.dead_letters.helpers import finished
-from tfmq.client.consumer_options import OWN_STORE
-from tfmq.client.listeners import Listeners
-from tfmq.client.work import inline
+from tfmq.client.consumer.options import OWN_STORE
+from tfmq.client.operation import inline
+from tfmq.client.worker.listeners import Listeners
 from tfmq.dead_letters import default_path
 from tfmq.dead_letters.sql_store import SqlStore
 from tfmq.protocol.commands import HelloReply

@@ -55,7 +55,7 @@ ONLY_FOR = {
         "tfmq/server/",
         "tfmq/twisted",
         "tfmq/client/drivers/twisted.py",
-        "tfmq/client/run_deferreds.py",
+        "tfmq/client/worker/twisted_runner.py",
         "tfmq/testing/deferred.py",
         "tools/",
     ),

@@ -360,11 +360,11 @@ def test_a_program_that_ends_inside_rolls_back_and_says_so(servers: str, broker:
 def test_the_check_is_asked_while_nobody_sends(
     producer: Producer, broker: FakeBroker, servers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfmq.client.transaction_checks.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("tfmq.client.transaction.check_back.LOOK_SECONDS", 0.02)
     asked: list[object] = []
 
     @producer.transaction_check
-    def decide(transaction: tfmq.client.transaction_checks.InDoubt) -> str:
+    def decide(transaction: tfmq.client.transaction.check_back.InDoubt) -> str:
         asked.append((transaction.xid, threading.current_thread() is threading.main_thread()))
         producer.send("log", transaction.xid).result(SECONDS)  # it may use the producer, and take its time
         return "commit"

@@ -11,8 +11,8 @@ from tests import reactor as rig
 from tests.client.handling_rig import Bench
 from tests.reactor import pause
 from tfmq import twisted
-from tfmq.client.positions import PartitionName
 from tfmq.errors import BadRequest
+from tfmq.offsets.storage import PartitionName
 from tfmq.testing import SimulatedBroker
 
 Story = Callable[[Any], Coroutine[Any, Any, Any]]

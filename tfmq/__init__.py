@@ -20,17 +20,14 @@ if TYPE_CHECKING:
     from tfmq import sql as sql
     from tfmq import twisted as twisted
     from tfmq.admin import Admin as Admin
-    from tfmq.client.batch import Deliveries as Deliveries
-    from tfmq.client.batch import Delivery as Delivery
-    from tfmq.client.offset_storage import OffsetStorage as OffsetStorage
-    from tfmq.client.offset_storage import PartitionName as PartitionName
-    from tfmq.client.offset_storage import StoredOffset as StoredOffset
-    from tfmq.client.partition_selector import PartitionSelector as PartitionSelector
-    from tfmq.client.received import ReceivedMessage as ReceivedMessage
-    from tfmq.client.steering import Reject as Reject
-    from tfmq.client.steering import RetryLater as RetryLater
-    from tfmq.client.strict_partitions import StrictPartitions as StrictPartitions
-    from tfmq.client.transaction_checks import InDoubt as InDoubt
+    from tfmq.client.consumer.message import ReceivedMessage as ReceivedMessage
+    from tfmq.client.send.batch import Deliveries as Deliveries
+    from tfmq.client.send.batch import Delivery as Delivery
+    from tfmq.client.send.partitioner import PartitionSelector as PartitionSelector
+    from tfmq.client.send.partitioner import StrictPartitions as StrictPartitions
+    from tfmq.client.transaction.check_back import InDoubt as InDoubt
+    from tfmq.client.worker.listeners import Reject as Reject
+    from tfmq.client.worker.listeners import RetryLater as RetryLater
     from tfmq.consumer import Consumer as Consumer
     from tfmq.embedded import local_server as local_server
     from tfmq.errors import Abandoned as Abandoned
@@ -82,6 +79,9 @@ if TYPE_CHECKING:
     from tfmq.message import Ordinal as Ordinal
     from tfmq.message import Partition as Partition
     from tfmq.message import SendResult as SendResult
+    from tfmq.offsets.storage import OffsetStorage as OffsetStorage
+    from tfmq.offsets.storage import PartitionName as PartitionName
+    from tfmq.offsets.storage import StoredOffset as StoredOffset
     from tfmq.producer import Producer as Producer
     from tfmq.transactions import Transaction as Transaction
     from tfmq.xa import XAResource as XAResource
@@ -99,23 +99,23 @@ _ERRORS = (
 _PLACES: dict[str, str] = {
     "Admin": "tfmq.admin",
     "Consumer": "tfmq.consumer",
-    "Deliveries": "tfmq.client.batch",
-    "Delivery": "tfmq.client.batch",
+    "Deliveries": "tfmq.client.send.batch",
+    "Delivery": "tfmq.client.send.batch",
     "Hook": "tfmq.hooks",
-    "InDoubt": "tfmq.client.transaction_checks",
+    "InDoubt": "tfmq.client.transaction.check_back",
     "Message": "tfmq.message",
-    "OffsetStorage": "tfmq.client.offset_storage",
+    "OffsetStorage": "tfmq.client.consumer.options",
     "Ordinal": "tfmq.message",
     "Partition": "tfmq.message",
-    "PartitionName": "tfmq.client.offset_storage",
-    "PartitionSelector": "tfmq.client.partition_selector",
+    "PartitionName": "tfmq.client.consumer.options",
+    "PartitionSelector": "tfmq.client.send.partitioner",
     "Producer": "tfmq.producer",
-    "ReceivedMessage": "tfmq.client.received",
-    "Reject": "tfmq.client.steering",
-    "RetryLater": "tfmq.client.steering",
+    "ReceivedMessage": "tfmq.client.consumer.message",
+    "Reject": "tfmq.client.worker.listeners",
+    "RetryLater": "tfmq.client.worker.listeners",
     "SendResult": "tfmq.message",
-    "StoredOffset": "tfmq.client.offset_storage",
-    "StrictPartitions": "tfmq.client.strict_partitions",
+    "StoredOffset": "tfmq.client.consumer.options",
+    "StrictPartitions": "tfmq.client.send.partitioner",
     "Transaction": "tfmq.transactions",
     "XAResource": "tfmq.xa",
     "local_server": "tfmq.embedded",

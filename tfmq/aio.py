@@ -18,15 +18,12 @@ from tfmq.aio_consumer import Consumer as Consumer
 from tfmq.aio_transactions import Transaction as Transaction
 from tfmq.aio_transactions import checked_in
 from tfmq.aio_xa import XAResource as XAResource
-from tfmq.client import exiting
-from tfmq.client.batch import Delivery
-from tfmq.client.delays import Rescheduled
-from tfmq.client.documented import documented_as
-from tfmq.client.drivers.asynchronous import AsyncDriver
-from tfmq.client.dues import Delay, Moment, When
-from tfmq.client.owners import AsyncOwner
-from tfmq.client.partition_selector import PartitionSelector
-from tfmq.client.producing import (
+from tfmq.client.admin.delayed import Rescheduled
+from tfmq.client.connection.addresses import described
+from tfmq.client.drivers.asyncio import AsyncDriver
+from tfmq.client.faces import documented_as
+from tfmq.client.producer import delivery
+from tfmq.client.producer.core import (
     BATCH_BYTES,
     BUFFER_BYTES,
     LINGER_MS,
@@ -34,8 +31,11 @@ from tfmq.client.producing import (
     ProducerCore,
     Settings,
 )
-from tfmq.client.servers import described
-from tfmq.client.transaction_checks import Check
+from tfmq.client.producer.delivery import AsyncOwner
+from tfmq.client.send.batch import Delivery
+from tfmq.client.send.delivery_time import Delay, Moment, When
+from tfmq.client.send.partitioner import PartitionSelector
+from tfmq.client.transaction.check_back import Check
 from tfmq.codecs import Codec
 from tfmq.errors import Busy, TfmqError
 from tfmq.hooks import Hook
@@ -76,7 +76,7 @@ class Producer:
         )
         self._core = ProducerCore(AsyncOwner, AsyncDriver, settings)
         self._driver: AsyncDriver = self._core.driver
-        exiting.opened(self._core.owner)
+        delivery.opened(self._core.owner)
 
     async def send(
         self,
@@ -147,7 +147,7 @@ class Producer:
 
     async def close(self, timeout: float | None = None) -> None:
         seconds = self._core.options.timeout if timeout is None else timeout
-        exiting.closed(self._core.owner)
+        delivery.closed(self._core.owner)
         try:
             await self._driver.run(self._core.closing(seconds))
         finally:

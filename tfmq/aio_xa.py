@@ -6,10 +6,10 @@ from typing import Protocol
 
 import tfmq.xa
 from tfmq.aio_transactions import Transaction
-from tfmq.client.documented import documented_as
-from tfmq.client.drivers.asynchronous import AsyncDriver
-from tfmq.client.producing import ProducerCore
-from tfmq.client.xa import Branches, checked_resource
+from tfmq.client.drivers.asyncio import AsyncDriver
+from tfmq.client.faces import documented_as
+from tfmq.client.producer.core import ProducerCore
+from tfmq.client.producer.xa import Branches, checked_resource
 
 
 class Resource(Protocol):

@@ -1,4 +1,6 @@
-"""The blocking consumer: one method a line over `tfmq.client.consuming`; every wait happens in the calling thread."""
+"""The blocking consumer: one method a line over `tfmq.client.consumer.core`; every wait happens in the calling
+thread.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -7,7 +9,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Literal
 
-from tfmq.client.consumer_options import (
+from tfmq.client.connection.addresses import described
+from tfmq.client.connection.factory import reach
+from tfmq.client.consumer.core import Consuming, Lag, log
+from tfmq.client.consumer.message import Codec, ReceivedMessage, Value
+from tfmq.client.consumer.options import (
     FETCH_BYTES,
     OWN_STORE,
     PREFETCH_BYTES,
@@ -18,25 +24,20 @@ from tfmq.client.consumer_options import (
     TIMEOUT_SECONDS,
     Arguments,
     Partitions,
+    Start,
     Told,
     Topics,
     Where,
     check_poll,
     checked,
+    seek_question,
 )
-from tfmq.client.consuming import Consuming, log
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.handling import LoopHandling
-from tfmq.client.lag import Lag
-from tfmq.client.listeners import Function, Listener, Listeners
-from tfmq.client.offset_storage import OffsetStorage
-from tfmq.client.positions import PartitionName
-from tfmq.client.reach import reach
-from tfmq.client.received import Codec, ReceivedMessage, Value
-from tfmq.client.run_threads import ThreadRun
-from tfmq.client.servers import described
-from tfmq.client.start import Start, seek_question
+from tfmq.client.worker.listeners import Function, Listener, Listeners
+from tfmq.client.worker.message_context import LoopHandling
+from tfmq.client.worker.thread_runner import ThreadRun
 from tfmq.hooks import Hook
+from tfmq.offsets.storage import OffsetStorage, PartitionName
 from tfmq.runs import begin_run, open_store
 
 

@@ -6,14 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from tfmq.client import exiting
-from tfmq.client.batch import Deliveries, Delivery
-from tfmq.client.delays import Rescheduled
+from tfmq.client.admin.delayed import Rescheduled
+from tfmq.client.connection.addresses import described
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.dues import Delay, Moment, When
-from tfmq.client.owners import BlockingOwner
-from tfmq.client.partition_selector import PartitionSelector
-from tfmq.client.producing import (
+from tfmq.client.producer import delivery
+from tfmq.client.producer.core import (
     BATCH_BYTES,
     BUFFER_BYTES,
     LINGER_MS,
@@ -21,8 +18,11 @@ from tfmq.client.producing import (
     ProducerCore,
     Settings,
 )
-from tfmq.client.servers import described
-from tfmq.client.transaction_checks import Check
+from tfmq.client.producer.delivery import BlockingOwner
+from tfmq.client.send.batch import Deliveries, Delivery
+from tfmq.client.send.delivery_time import Delay, Moment, When
+from tfmq.client.send.partitioner import PartitionSelector
+from tfmq.client.transaction.check_back import Check
 from tfmq.codecs import Codec
 from tfmq.errors import TfmqError
 from tfmq.hooks import Hook
@@ -90,7 +90,7 @@ class Producer:
         )
         self._core = ProducerCore(BlockingOwner, BlockingDriver, settings)
         self._driver: BlockingDriver = self._core.driver
-        exiting.opened(self._core.owner)
+        delivery.opened(self._core.owner)
 
     def send(
         self,
@@ -202,7 +202,7 @@ class Producer:
         Raises `DeliveryFailed` as `flush` does, what was given up included. A second close does nothing.
         """
         seconds = self._core.options.timeout if timeout is None else timeout
-        exiting.closed(self._core.owner)
+        delivery.closed(self._core.owner)
         self._core.owner.close(seconds)
 
     def stats(self) -> dict[str, Any]:

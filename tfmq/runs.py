@@ -7,15 +7,14 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from tfmq.client.consumer_options import OWN_STORE, ConsumerOptions
-from tfmq.client.consuming import Consuming
-from tfmq.client.dead_letters import DeadLetters
-from tfmq.client.handler_lanes import ORDERS
-from tfmq.client.listeners import Listener, Listeners, checked
-from tfmq.client.reach import state_folder_of
-from tfmq.client.running import Running
-from tfmq.client.waiting import Flag
-from tfmq.client.work import Run
+from tfmq.client.connection.factory import state_folder_of
+from tfmq.client.consumer.core import Consuming
+from tfmq.client.consumer.options import OWN_STORE, ConsumerOptions
+from tfmq.client.operation import Flag, Run
+from tfmq.client.worker.dead_letter_store import DeadLetters
+from tfmq.client.worker.listeners import Listener, Listeners, checked
+from tfmq.client.worker.ordered_queues import ORDERS
+from tfmq.client.worker.runner import Running
 from tfmq.dead_letters import Retrying, open_dead_letters
 from tfmq.errors import BadRequest, Closed
 

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tfmq.client.batch import Deliveries, Delivery
+from tfmq.client.consumer.external_offsets import handed_out
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.dues import Delay, Moment, When
-from tfmq.client.transaction import TransactionCore
-from tfmq.client.transaction_handle import TransactionHandle
-from tfmq.client.transaction_offsets import handed_out
+from tfmq.client.send.batch import Deliveries, Delivery
+from tfmq.client.send.delivery_time import Delay, Moment, When
+from tfmq.client.transaction.transaction import TransactionCore, TransactionHandle
 from tfmq.message import Message, payload_bytes
 
 if TYPE_CHECKING:

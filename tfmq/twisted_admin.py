@@ -8,23 +8,33 @@ from types import TracebackType
 from typing import Any
 
 import tfmq.admin
-from tfmq.client.administration import Administration, Place
-from tfmq.client.cluster import Topic
-from tfmq.client.delays import DelayedCounts, DelayedDescription, DelayedQuery, Rescheduled
-from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, Purged, TopicDescription
-from tfmq.client.documented import documented_as
-from tfmq.client.drivers.twisted import DeferredDriver, deferred
-from tfmq.client.dues import Delay, Moment
-from tfmq.client.link import SECONDS
-from tfmq.client.reach import reach
-from tfmq.client.schedules import ScheduleDescription, ScheduleWish
-from tfmq.client.servers import described
-from tfmq.client.transaction_descriptions import (
+from tfmq.client.admin.admin import Administration, Place
+from tfmq.client.admin.delayed import (
+    DelayedCounts,
+    DelayedDescription,
+    DelayedQuery,
+    Rescheduled,
+    ScheduleDescription,
+    ScheduleWish,
+)
+from tfmq.client.admin.models import (
     CommitGroupDescription,
     CommitGroupEnd,
+    GroupDescription,
+    GroupSummary,
+    Located,
+    Purged,
+    TopicDescription,
     TransactionDescription,
     TransactionEnd,
 )
+from tfmq.client.connection.addresses import described
+from tfmq.client.connection.connection import SECONDS
+from tfmq.client.connection.factory import reach
+from tfmq.client.connection.requests import Topic
+from tfmq.client.drivers.twisted import DeferredDriver, deferred
+from tfmq.client.faces import documented_as
+from tfmq.client.send.delivery_time import Delay, Moment
 
 
 @documented_as(tfmq.admin.Admin)

@@ -1,4 +1,4 @@
-"""The Twisted consumer: one method a line over `tfmq.client.consuming`; a cancelled Deferred leaves it usable."""
+"""The Twisted consumer: one method a line over `tfmq.client.consumer.core`; a cancelled Deferred leaves it usable."""
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -8,7 +8,11 @@ from types import TracebackType
 from typing import Any, Generic, Literal
 
 import tfmq.consumer
-from tfmq.client.consumer_options import (
+from tfmq.client.connection.addresses import described
+from tfmq.client.connection.factory import reach
+from tfmq.client.consumer.core import Consuming, Lag, log
+from tfmq.client.consumer.message import Codec, ReceivedMessage, Value
+from tfmq.client.consumer.options import (
     FETCH_BYTES,
     OWN_STORE,
     PREFETCH_BYTES,
@@ -19,26 +23,21 @@ from tfmq.client.consumer_options import (
     TIMEOUT_SECONDS,
     Arguments,
     Partitions,
+    Start,
     Told,
     Topics,
     Where,
     check_poll,
     checked,
+    seek_question,
 )
-from tfmq.client.consuming import Consuming, log
-from tfmq.client.documented import documented_as
 from tfmq.client.drivers.twisted import DeferredDriver, begin_deferred, deferred
-from tfmq.client.handling import LoopHandling
-from tfmq.client.lag import Lag
-from tfmq.client.listeners import Function, Listener, Listeners
-from tfmq.client.offset_storage import OffsetStorage
-from tfmq.client.positions import PartitionName
-from tfmq.client.reach import reach
-from tfmq.client.received import Codec, ReceivedMessage, Value
-from tfmq.client.run_deferreds import DeferredRun
-from tfmq.client.servers import described
-from tfmq.client.start import Start, seek_question
+from tfmq.client.faces import documented_as
+from tfmq.client.worker.listeners import Function, Listener, Listeners
+from tfmq.client.worker.message_context import LoopHandling
+from tfmq.client.worker.twisted_runner import DeferredRun
 from tfmq.hooks import Hook
+from tfmq.offsets.storage import OffsetStorage, PartitionName
 from tfmq.runs import begin_run, open_store
 
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from twisted.internet.threads import blockingCallFromThread
 
 import tfmq.transactions
-from tfmq.client.batch import Deliveries, Delivery
-from tfmq.client.documented import documented_as
+from tfmq.client.consumer.external_offsets import handed_out
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
-from tfmq.client.dues import Delay, Moment, When
-from tfmq.client.transaction import TransactionCore
-from tfmq.client.transaction_checks import Check, InDoubt
-from tfmq.client.transaction_handle import TransactionHandle
-from tfmq.client.transaction_offsets import handed_out
+from tfmq.client.faces import documented_as
+from tfmq.client.send.batch import Deliveries, Delivery
+from tfmq.client.send.delivery_time import Delay, Moment, When
+from tfmq.client.transaction.check_back import Check, InDoubt
+from tfmq.client.transaction.transaction import TransactionCore, TransactionHandle
 
 if TYPE_CHECKING:
     from tfmq.twisted_consumer import Consumer

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 import tfmq.xa
-from tfmq.client.documented import documented_as
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
-from tfmq.client.producing import ProducerCore
-from tfmq.client.xa import Branches, checked_resource
+from tfmq.client.faces import documented_as
+from tfmq.client.producer.core import ProducerCore
+from tfmq.client.producer.xa import Branches, checked_resource
 from tfmq.twisted_transactions import Transaction
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.producing import ProducerCore
-from tfmq.client.xa import Branches, checked_resource
+from tfmq.client.producer.core import ProducerCore
+from tfmq.client.producer.xa import Branches, checked_resource
 from tfmq.transactions import Transaction
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 from typing import Any
 
-from tfmq.client import transaction_checks
+from tfmq.client.transaction import check_back
 from tfmq.sql import commit_protocol
 
 STEPS = (
@@ -29,7 +29,7 @@ EACH: tuple[Accident, ...] = tuple((step, behind) for step in STEPS for behind i
 
 def hurry() -> None:
     """Let this process see the broker's questions at once, instead of within seconds: the rest of the show waits."""
-    transaction_checks.LOOK_SECONDS = 0.1  # type: ignore[misc]
+    check_back.LOOK_SECONDS = 0.1  # type: ignore[misc]
 
 
 def prepare_accident(accident: Accident | None) -> None:

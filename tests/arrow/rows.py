@@ -7,8 +7,8 @@ import pyarrow as pa
 from tests.client.blocks import INCARNATION, Bytes
 from tfmq.arrow import SCHEMA
 from tfmq.arrow import Decoder as ArrowDecoder
-from tfmq.client.decoder import Decoder
-from tfmq.client.received import ReceivedMessage
+from tfmq.client.consumer.decoder import Decoder
+from tfmq.client.consumer.message import ReceivedMessage
 
 
 def decoder(log: Bytes, schema: pa.Schema = SCHEMA, verify: str = "chunk") -> ArrowDecoder:

@@ -13,7 +13,7 @@ from tests.arrow.random_logs import BORN, KEYS, TAGS, attributes
 from tests.scale import scaled
 from tfmq import limits
 from tfmq.arrow.encoder import Parts, parts_of
-from tfmq.client.encoder import attribute_part
+from tfmq.client.send.record_encoder import attribute_part
 from tfmq.errors import BadRequest, MessageTooLarge
 from tfmq.message import decode_attribute, encode_attribute
 

@@ -14,8 +14,8 @@ from journal.record.format import PRODUCER_ID_MAX, SEQUENCE_COUNT, make_log_id, 
 from tests.arrow.random_logs import attributes
 from tests.scale import scaled
 from tfmq.arrow import Decoder, Encoded, encode
-from tfmq.client.encoder import attribute_part, encode_each
-from tfmq.client.encoder import encode as client_encode
+from tfmq.client.send.record_encoder import attribute_part, encode_each
+from tfmq.client.send.record_encoder import encode as client_encode
 from tfmq.errors import BadRequest, MessageTooLarge
 from tfmq.message import encode_attribute
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfmq.arrow.checksums import partition_of
-from tfmq.client.partition_selector import KeyHash
+from tfmq.client.send.partitioner import KeyHash
 from tfmq.errors import BadRequest
 from tfmq.message import Message, Partition
 

@@ -19,7 +19,7 @@ from tests.arrow.rows import decoded, decoder, expected
 from tests.client.blocks import INCARNATION, Bytes
 from tests.scale import scaled
 from tfmq.arrow.decoder import VERIFY
-from tfmq.client.decoder import Decoder
+from tfmq.client.consumer.decoder import Decoder
 from tfmq.errors import Damaged, DecodeFailed, TfmqError
 
 

@@ -120,7 +120,7 @@ def test_several_that_come_in_one_turn_are_all_counted_against_the_limit() -> No
 def test_the_partition_is_that_of_the_key_or_the_one_that_was_named(broker: Scheduling) -> None:
     broker.create("wide", 4)
     keyed = {key: broker.add(name=f"k-{key}", topic="wide", key=key).fields.schedule for key in "abcdef"}
-    from tfmq.client.partition_selector import KeyHash
+    from tfmq.client.send.partitioner import KeyHash
     from tfmq.message import Message, Partition
 
     partitions = [Partition("wide", number) for number in range(4)]

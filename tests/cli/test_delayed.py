@@ -26,8 +26,8 @@ from tfmq.cli.delayed import (
     sliver,
 )
 from tfmq.cli.output import time_text
-from tfmq.client.delays import DelayedCounts, delayed_description
-from tfmq.client.dues import moment_ms
+from tfmq.client.admin.delayed import DelayedCounts, delayed_description
+from tfmq.client.send.delivery_time import moment_ms
 
 
 def found(**fields: Any) -> Any:

@@ -17,7 +17,7 @@ from tests import paths
 from tests.cli.conftest import Cli
 from tfmq import errors
 from tfmq.cli import main
-from tfmq.client.batch import Batch, Delivery
+from tfmq.client.send.batch import Batch, Delivery
 from tools.rigs.live_server import LiveServer
 
 ROOT = paths.ROOT

@@ -13,7 +13,7 @@ from journal.record.block_trailer import CONTROL_SIZE
 from tests.cli.conftest import Cli
 from tfmq.cli.output import Output, time_text
 from tfmq.cli.read import escaped, filled, formatter
-from tfmq.client.received import Origin, ReceivedMessage
+from tfmq.client.consumer.message import Origin, ReceivedMessage
 from tfmq.consumer import Consumer
 from tfmq.message import encode_attribute
 from tfmq.producer import Producer

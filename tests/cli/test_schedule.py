@@ -11,7 +11,7 @@ from click import Context
 from tests.cli.conftest import Cli
 from tfmq.admin import Admin
 from tfmq.cli.schedule import names, remove, row_of, when
-from tfmq.client.schedules import ScheduleDescription
+from tfmq.client.admin.delayed import ScheduleDescription
 from tools.rigs.live_server import LiveServer
 
 

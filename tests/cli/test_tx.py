@@ -12,7 +12,7 @@ from tests.client.fake_broker import LOSE, FakeBroker, listening
 from tests.client.in_doubt_broker import InDoubtBroker, row
 from tfmq.cli import tx
 from tfmq.cli.output import Output
-from tfmq.client.transaction_descriptions import transaction_description
+from tfmq.client.admin.models import transaction_description
 from tfmq.errors import ConnectionFailed, NotSupported, StorageStopped
 from tfmq.protocol import commands
 

@@ -10,7 +10,7 @@ from tests.cli.test_tx import Desk
 from tests.client.fake_broker import listening
 from tests.client.in_doubt_broker import InDoubtBroker
 from tfmq.cli import tx_groups
-from tfmq.client.transaction_descriptions import CommitGroupDescription
+from tfmq.client.admin.models import CommitGroupDescription
 
 
 @pytest.fixture

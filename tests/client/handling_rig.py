@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tfmq
-from tfmq.client.received import ReceivedMessage
+from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.dead_letters import Desk
 from tfmq.testing import SimulatedBroker
 

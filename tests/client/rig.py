@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.client.fake_broker import FakeBroker, Session
-from tfmq.client.batch import Batch, Delivery
-from tfmq.client.cluster import Cluster
-from tfmq.client.drivers.timers import Timers
-from tfmq.client.link import Link
-from tfmq.client.partition_selector import KeyHash, PartitionSelector
-from tfmq.client.sender import Options, Sender
-from tfmq.client.servers import Server
-from tfmq.client.waiting import Operation
+from tfmq.client.connection.addresses import Server
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import Cluster
+from tfmq.client.drivers.callbacks import Timers
+from tfmq.client.operation import Operation
+from tfmq.client.send.accumulator import Options, Sender
+from tfmq.client.send.batch import Batch, Delivery
+from tfmq.client.send.partitioner import KeyHash, PartitionSelector
 from tfmq.message import Message
 
 STEPS_MAX = 10_000

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import tfmq
-from tfmq.client.handler_lanes import ORDERS, Job
-from tfmq.client.running import Running
-from tfmq.client.waiting import Operation, Wait
+from tfmq.client.operation import Operation, Wait
+from tfmq.client.worker.ordered_queues import ORDERS, Job
+from tfmq.client.worker.runner import Running
 from tfmq.dead_letters import Retrying
 from tfmq.dead_letters.model import FAILING, HANDLED, RETRYING, START, WAITING, Letter, Page
 from tfmq.dead_letters.state_machine import after

@@ -5,13 +5,12 @@ from typing import Any
 
 from journal.record.format import tag_hash
 from tests.client.blocks import INCARNATION, Bytes
-from tfmq.client.call import NEVER, Call
-from tfmq.client.consumer_options import consumer_options
-from tfmq.client.consuming import Consuming
-from tfmq.client.link import Link
-from tfmq.client.received import ReceivedMessage
-from tfmq.client.servers import parse_servers
-from tfmq.client.waiting import Operation
+from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.connection import NEVER, Call, Link
+from tfmq.client.consumer.core import Consuming
+from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.consumer.options import consumer_options
+from tfmq.client.operation import Operation
 from tfmq.errors import (
     Abandoned,
     ConnectionFailed,

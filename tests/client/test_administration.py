@@ -9,8 +9,8 @@ from tests.client.fake_broker import CUT, FakeBroker
 from tests.client.fake_delays import NOW_MS, Waiting
 from tests.client.in_doubt_broker import InDoubtBroker, row
 from tests.client.rig import Rig
-from tfmq.client.administration import Administration, question
-from tfmq.client.delays import DelayedQuery
+from tfmq.client.admin.admin import Administration, question
+from tfmq.client.admin.delayed import DelayedQuery
 from tfmq.errors import (
     BadRequest,
     ConnectionFailed,

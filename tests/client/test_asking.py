@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.client.scripted import Broker, Script
-from tfmq.client.asking import ask
+from tfmq.client.connection.requests import ask
 from tfmq.errors import BadRequest, Busy, ConnectionFailed
 from tfmq.protocol.commands import Metadata, MetadataReply
 

@@ -7,11 +7,10 @@ from unittest.mock import patch
 import pytest
 
 from tests.client.scripted import Broker, Script
-from tfmq.client.assignment import MISSING_SECONDS_MAX
-from tfmq.client.positions import PartitionName
+from tfmq.client.consumer.assignment import MISSING_SECONDS_MAX
 from tfmq.errors import BadRequest, Busy, NotSupported
 from tfmq.message import Ordinal
-from tfmq.offsets.storage import StoredOffset, fenced
+from tfmq.offsets.storage import PartitionName, StoredOffset, fenced
 from tfmq.protocol import commands as wire
 
 

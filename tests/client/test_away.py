@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.client.handling_rig import Bench
-from tfmq.client.away import AWAY_SECONDS, TELL_SECONDS, Away
+from tfmq.client.worker.runner import AWAY_SECONDS, TELL_SECONDS, Away
 from tfmq.errors import ConnectionFailed
 from tfmq.testing import SimulatedBroker
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.client.rig import SenderRig
-from tfmq.client.batch import Deliveries, Delivery
+from tfmq.client.send.batch import Deliveries, Delivery
 from tfmq.errors import Busy, TfmqError
 from tfmq.message import SendResult
 from tfmq.protocol.commands import Produce

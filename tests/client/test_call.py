@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.client.call import Call, reply_error
+from tfmq.client.connection.connection import Call, reply_error
 from tfmq.errors import NOT_DONE, UNKNOWN, Damaged, TfmqError, to_wire
 from tfmq.protocol.commands import Ping
 

@@ -1,6 +1,6 @@
 """What is known of topics."""
 
-from tfmq.client.cluster import REFRESH_SECONDS, Cluster
+from tfmq.client.connection.requests import REFRESH_SECONDS, Cluster
 from tfmq.protocol.commands import PartitionRow, TopicRow
 
 

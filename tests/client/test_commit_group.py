@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tfmq.client.commit_group import MemberBatch
-from tfmq.client.encoder import Encoded, encode
+from tfmq.client.send.record_encoder import Encoded, encode
+from tfmq.client.transaction.commit_group import MemberBatch
 from tfmq.errors import (
     Busy,
     GroupFenced,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfmq.client.connection_failure import failure_of
-from tfmq.client.servers import Server
+from tfmq.client.connection.addresses import Server
+from tfmq.client.connection.connection import failure_of
 from tfmq.errors import BadFrame, Busy, ConnectionFailed
 
 HERE, THERE = Server("127.0.0.1", 8367), Server("broker.example", 9000)

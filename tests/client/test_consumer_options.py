@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import tfmq
-from tfmq.client.consumer_options import consumer_options
-from tfmq.client.offset_storage import FileOffsets
+from tfmq.client.consumer.options import consumer_options
 from tfmq.errors import BadRequest
+from tfmq.offsets.file import FileOffsets
 
 
 def test_the_defaults() -> None:

@@ -6,9 +6,8 @@ import pytest
 
 from tests.client.blocks import Bytes
 from tests.client.scripted import Broker, Script
-from tfmq.client.consuming import LOOKS
-from tfmq.client.positions import PartitionName
-from tfmq.client.start import seek_question
+from tfmq.client.consumer.core import LOOKS
+from tfmq.client.consumer.options import seek_question
 from tfmq.errors import (
     BadRequest,
     Busy,
@@ -21,6 +20,7 @@ from tfmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from tfmq.offsets.storage import PartitionName
 from tfmq.protocol import commands as wire
 
 NAME = PartitionName("orders", 0)
@@ -533,7 +533,7 @@ def test_an_interrupt_in_the_middle_of_decoding_loses_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("tfmq.client.decoder.crc32", interrupted)
+        patch.setattr("tfmq.client.consumer.decoder.crc32", interrupted)
         with pytest.raises(KeyboardInterrupt):
             script.poll()
     assert script.poll() == [b"1", b"2", b"3", b"4"]

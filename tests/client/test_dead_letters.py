@@ -2,7 +2,7 @@
 
 import ast
 
-from tfmq.client.dead_letters import ERROR_CHARACTERS, TRACEBACK_CHARACTERS, Failure
+from tfmq.client.worker.dead_letter_store import ERROR_CHARACTERS, TRACEBACK_CHARACTERS, Failure
 
 
 def raised(error: BaseException) -> BaseException:

@@ -11,8 +11,8 @@ from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
 from journal.record.format import FLAG_TOMBSTONE, HEADER, HEADER_SIZE, make_filler, make_record
 from tests.client.blocks import APPEND_MS, INCARNATION, PRODUCER, Bytes, Piece
 from tests.scale import scaled, seeded
-from tfmq.client.decoder import STRUCTS_MAX, Decoded, Decoder, _layouts
-from tfmq.client.received import ReceivedMessage
+from tfmq.client.consumer.decoder import STRUCTS_MAX, Decoded, Decoder, _layouts
+from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.errors import Damaged, DecodeFailed, TfmqError
 
 

@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 
 from tests.client.test_transaction_batch import Teller
-from tfmq.client.batch import Deliveries, Delivery
-from tfmq.client.cluster import Topic
-from tfmq.client.delayed_batch import DelayedBatch
-from tfmq.client.dues import Given
-from tfmq.client.producer_settings import BATCH_BYTES_MAX
+from tfmq.client.connection.requests import Topic
+from tfmq.client.producer.core import BATCH_BYTES_MAX
+from tfmq.client.send.batch import DelayedBatch, Deliveries, Delivery
+from tfmq.client.send.delivery_time import Given
 from tfmq.errors import DiskFull
 from tfmq.limits import BATCH_RECORDS_DELAYED
 from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, DUE_RELATIVE

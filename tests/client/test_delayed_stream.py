@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.client.fake_broker import CUT, HOLD, LOSE, FakeBroker
 from tests.client.fake_delays import NOW_MS
 from tests.client.rig import SenderRig
-from tfmq.client.batch import Delivery
-from tfmq.client.delayed_batch import DelayedBatch as Later
-from tfmq.client.dues import Given
+from tfmq.client.send.batch import DelayedBatch as Later
+from tfmq.client.send.batch import Delivery
+from tfmq.client.send.delivery_time import Given
 from tfmq.errors import (
     Busy,
     DiskFull,

@@ -10,7 +10,7 @@ import pytest
 from tests.client.fake_broker import CUT, LOSE, SWALLOW
 from tests.client.fake_delays import NOW_MS, STORE_ID, Waiting
 from tests.client.rig import Rig
-from tfmq.client.delays import (
+from tfmq.client.admin.delayed import (
     DelayedCounts,
     DelayedDescription,
     DelayedQuery,
@@ -18,8 +18,8 @@ from tfmq.client.delays import (
     cancelling,
     counting,
     delayed_description,
-    describing,
-    listing,
+    describe_delayed_message,
+    list_delayed,
     rescheduling,
 )
 from tfmq.errors import BadRequest, TimedOut
@@ -94,7 +94,7 @@ def test_a_broker_that_does_not_answer_is_waited_for_so_long(rig: Pending) -> No
         rig.run(cancelling(rig.link, rig.handle(2), 2.0))
 
 
-@pytest.mark.parametrize("work", [cancelling, describing])
+@pytest.mark.parametrize("work", [cancelling, describe_delayed_message])
 def test_a_typo_is_refused_before_it_travels(rig: Pending, work: Any) -> None:
     for wrong in (rig.handle(0)[:-1] + "!", "", "order-42"):
         with pytest.raises(BadRequest, match="no handle"):
@@ -147,13 +147,16 @@ def test_a_new_delay_counts_from_the_call_however_late_it_gets_there(rig: Pendin
 
 def test_one_is_described_whether_it_waits_or_not(rig: Pending) -> None:
     handle = rig.handle(1)
-    found = rig.run(describing(rig.link, handle, 5.0))
+    found = rig.run(describe_delayed_message(rig.link, handle, 5.0))
     assert (found.handle, found.state, found.topic, found.partition) == (handle, "pending", "bills", 1)
     assert (found.due_ms, found.size_bytes, found.born_ms) == (NOW_MS + 1000, 21, 5)
     assert found.due_at == NOW + timedelta(seconds=1) and found.details == {"number": 1}
-    assert type(rig.run(describing(rig.link, Rescheduled("rescheduled", handle), 5.0)).handle) is str
+    assert (
+        type(rig.run(describe_delayed_message(rig.link, Rescheduled("rescheduled", handle), 5.0)).handle)
+        is str
+    )
     rig.broker.fire(1)
-    assert rig.run(describing(rig.link, handle, 5.0))[:3] == (handle, "delivered", -1)
+    assert rig.run(describe_delayed_message(rig.link, handle, 5.0))[:3] == (handle, "delivered", -1)
 
 
 def test_a_due_time_that_no_calendar_has_is_told_in_ms_only() -> None:
@@ -167,7 +170,7 @@ def test_nil_is_as_good_as_not_said() -> None:
 
 
 def listed(rig: Pending, after: str | None = None, limit: int | None = None, **asked: Any) -> list[int]:
-    found = rig.run(listing(rig.link, DelayedQuery(**asked), after, limit, 5.0))
+    found = rig.run(list_delayed(rig.link, DelayedQuery(**asked), after, limit, 5.0))
     return [parse_handle(each.handle).number for each in found]
 
 

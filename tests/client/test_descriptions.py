@@ -1,6 +1,6 @@
 """What the broker tells, as values; what a newer one tells besides is passed over."""
 
-from tfmq.client.descriptions import (
+from tfmq.client.admin.models import (
     group_description,
     group_summary,
     partition_description,

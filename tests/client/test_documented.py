@@ -1,6 +1,6 @@
 """One description for both faces."""
 
-from tfmq.client.documented import documented_as
+from tfmq.client.faces import documented_as
 
 
 class First:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfmq.client.dues import DELAY_DAYS_MAX, Dues, Given, due_of, left, moment_ms
+from tfmq.client.send.delivery_time import DELAY_DAYS_MAX, Dues, Given, due_of, left, moment_ms
 from tfmq.errors import BadRequest
 from tfmq.protocol.commands import DUE_MAX, DUE_RELATIVE
 from tfmq.protocol.delayed_handle import read_dues

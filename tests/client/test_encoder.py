@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from journal.record.batch import verify_batch
 from journal.record.format import make_record
 from tests.scale import seeded
-from tfmq.client.encoder import Encoded, attribute_part, encode, encode_each, readdress
+from tfmq.client.send.record_encoder import Encoded, attribute_part, encode, encode_each, readdress
 from tfmq.limits import BLOCK_BYTES
 
 PRODUCER = 0x12_3456_789A

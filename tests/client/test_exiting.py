@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.client import exiting
+from tfmq.client.producer import delivery
 
 
 class Unclosed:
@@ -18,7 +18,7 @@ class Unclosed:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exiting, "_open", set())
+    monkeypatch.setattr(delivery, "_open", set())
 
 
 def test_all_that_are_open_are_finished_in_bounded_time_and_losses_are_told(
@@ -26,10 +26,10 @@ def test_all_that_are_open_are_finished_in_bounded_time_and_losses_are_told(
 ) -> None:
     fine, lossy, broken, closed = Unclosed(), Unclosed(3), Unclosed(error=OSError("gone")), Unclosed()
     for each in (fine, lossy, broken, closed):
-        exiting.opened(each)
-    exiting.closed(closed)
-    exiting._finish_all()
-    assert fine.seconds == pytest.approx(exiting.EXIT_SECONDS / 3)
+        delivery.opened(each)
+    delivery.closed(closed)
+    delivery._finish_all()
+    assert fine.seconds == pytest.approx(delivery.EXIT_SECONDS / 3)
     assert closed.seconds == 0
     assert "3 messages were not delivered" in caplog.text
     assert "could not be flushed" in caplog.text

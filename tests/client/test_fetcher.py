@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from tests.client.blocks import INCARNATION, Bytes
-from tfmq.client.decoder import Decoder
-from tfmq.client.fetcher import (
-    FETCH_BYTES,
+from tfmq.client.consumer.decoder import Decoder
+from tfmq.client.consumer.fetcher import (
     FETCH_BYTES_LARGE,
     FETCH_BYTES_MIN,
     FETCHES_MAX,
@@ -19,8 +18,9 @@ from tfmq.client.fetcher import (
     Fetcher,
     FetchPlan,
 )
-from tfmq.client.positions import PartitionName, Place
-from tfmq.client.received import ReceivedMessage
+from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.consumer.options import FETCH_BYTES
+from tfmq.client.consumer.positions import Place
 from tfmq.errors import (
     BadRequest,
     Busy,
@@ -33,6 +33,7 @@ from tfmq.errors import (
     TfmqError,
     UnknownTopic,
 )
+from tfmq.offsets.storage import PartitionName
 
 
 class Reader:

@@ -3,12 +3,12 @@
 from typing import Any
 
 from tests.client.scripted import Broker, ScriptedLink
-from tfmq.client.consumer_options import consumer_options
-from tfmq.client.decoder import Decoder
-from tfmq.client.fetcher import Feed, Fetcher
-from tfmq.client.fetching import Fetching
-from tfmq.client.positions import PartitionName, Place
+from tfmq.client.consumer.decoder import Decoder
+from tfmq.client.consumer.fetcher import Feed, Fetcher, Fetching
+from tfmq.client.consumer.options import consumer_options
+from tfmq.client.consumer.positions import Place
 from tfmq.errors import Busy
+from tfmq.offsets.storage import PartitionName
 from tfmq.protocol import commands as wire
 
 NAME = PartitionName("orders", 0)

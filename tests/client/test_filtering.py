@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from tests.client.scripted import Broker, Script
-from tfmq.client.filtering import filtered
-from tfmq.client.positions import Batch, PartitionName, Place
+from tfmq.client.consumer.fetcher import filtered
+from tfmq.client.consumer.positions import Batch, Place
 from tfmq.errors import BadRequest
+from tfmq.offsets.storage import PartitionName
 
 NAME = PartitionName("orders", 0)
 END = Place(9999, 4, 1)

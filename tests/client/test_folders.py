@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.client import folders
-from tfmq.client.folders import ADDRESS_NAME, LOCK_NAME, LOG_NAME, STARTING_NAME, Folder
-from tfmq.client.servers import Server
+from tfmq.client.connection import addresses
+from tfmq.client.connection.addresses import ADDRESS_NAME, LOCK_NAME, LOG_NAME, Folder, Server
+from tfmq.data_dir import STARTING_NAME
 from tfmq.errors import BadRequest, ConnectionFailed
 
 
@@ -198,7 +198,7 @@ def test_a_folder_of_another_user_is_told_in_one_sentence() -> None:
 
 def test_a_shell_that_starts_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where no process can be had any more."""
-    monkeypatch.setattr(folders, "_IN_BACKGROUND", "exit 2")
+    monkeypatch.setattr(addresses, "_IN_BACKGROUND", "exit 2")
     with pytest.raises(ConnectionFailed, match="cannot be started") as caught:
         Folder(str(tmp_path)).find()
     assert not caught.value.retriable

@@ -11,8 +11,8 @@ import pytest
 
 import tfmq
 from tests.scale import scaled
-from tfmq.client import forwarding, local_store
-from tfmq.client.local_store import LocalStore
+from tfmq.client.producer import outbox, store_and_forward
+from tfmq.client.producer.outbox import LocalStore
 from tfmq.testing import SimulatedBroker
 
 TOPIC = "orders"
@@ -301,5 +301,5 @@ def test_everything_of_a_message_survives_the_store(broker: SimulatedBroker, tmp
 
 
 def test_bounds_have_reasons() -> None:
-    assert forwarding.PAUSE_SECONDS_MAX <= forwarding.ANSWER_SECONDS
-    assert local_store.NOWHERE.producer_id == 0
+    assert store_and_forward.PAUSE_SECONDS_MAX <= store_and_forward.ANSWER_SECONDS
+    assert outbox.NOWHERE.producer_id == 0

@@ -15,10 +15,10 @@ from tests.client.scripted import Broker
 from tests.client.test_consuming import filled, offset_of
 from tests.client.test_transaction_offsets import consuming, standing
 from tfmq import twisted
-from tfmq.client.positions import PartitionName
-from tfmq.client.start import seek_question
+from tfmq.client.consumer.options import seek_question
 from tfmq.dead_letters.store import GroupDeadLetters
 from tfmq.errors import Busy, DiskFull, NotAllowed
+from tfmq.offsets.storage import PartitionName
 from tfmq.protocol import commands as wire
 from tfmq.testing import SimulatedBroker
 

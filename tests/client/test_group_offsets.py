@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.client.scripted import Broker, Script
-from tfmq.client.group_offsets import GroupOffsets
-from tfmq.client.offset_storage import FileOffsets, OffsetStorage, StoredOffset
-from tfmq.client.positions import PartitionName
-from tfmq.client.work import inline
+from tfmq.client.consumer.offset_commit import GroupOffsets
+from tfmq.client.operation import inline
 from tfmq.errors import Fenced, StoreFailed, TimedOut
+from tfmq.offsets.file import FileOffsets
+from tfmq.offsets.storage import OffsetStorage, PartitionName, StoredOffset
 from tfmq.protocol import commands as wire
 
 FIRST, SECOND = PartitionName("orders", 0), PartitionName("orders", 1)
@@ -38,7 +38,7 @@ class Desk:
         self.holder = holder
 
     def _join(self) -> Any:
-        from tfmq.client.asking import ask
+        from tfmq.client.connection.requests import ask
 
         yield from ask(self.script.link, wire.JoinGroup("g", "member-1", ["orders"]), 1e9)
 

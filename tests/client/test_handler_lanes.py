@@ -6,10 +6,9 @@ import pytest
 
 from tests.client.blocks import INCARNATION, Bytes
 from tests.scale import seeded
-from tfmq.client.decoder import Decoder
-from tfmq.client.handler_lanes import NEVER, ORDERS, HandlerLanes, Job
-from tfmq.client.ledger import Ledger
-from tfmq.client.places import Place
+from tfmq.client.consumer.decoder import Decoder
+from tfmq.client.consumer.positions import Ledger, Place
+from tfmq.client.worker.ordered_queues import NEVER, ORDERS, HandlerLanes, Job
 from tfmq.offsets.storage import PartitionName
 
 

@@ -10,7 +10,7 @@ import pytest
 import tfmq
 from tests.client.blocks import INCARNATION
 from tests.client.handling_rig import GROUP, TOPIC, Bench
-from tfmq.client.received import Origin, ReceivedMessage
+from tfmq.client.consumer.message import Origin, ReceivedMessage
 from tfmq.dead_letters.sql_store import SqlStore
 from tfmq.errors import NotAllowed
 from tfmq.testing import SimulatedBroker

@@ -8,9 +8,9 @@ import pytest
 
 import tfmq
 import tfmq.aio
-from tfmq.client.handover import Telling
-from tfmq.client.positions import PartitionName
+from tfmq.client.consumer.rebalance import Telling
 from tfmq.errors import NotAllowed
+from tfmq.offsets.storage import PartitionName
 from tfmq.testing import SimulatedBroker
 
 LONG = 3600.0
@@ -78,7 +78,7 @@ def test_a_loop_ends_its_batch_behind_the_current_message(
 ) -> None:
     """What was read ahead of a partition that is to go is the next one's."""
     names = ["m"]
-    monkeypatch.setattr("tfmq.client.membership.token_hex", lambda size: names[-1])
+    monkeypatch.setattr("tfmq.client.consumer.membership.token_hex", lambda size: names[-1])
     first = member(broker, strategy="range")
     message = next(first)
     seen = [message.text]

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.client.rig import Rig
-from tfmq.client.identities import LEASE_COUNT, Identities
+from tfmq.client.send.partition_sender import LEASE_COUNT, Identities
 from tfmq.errors import Busy, TfmqError
 from tfmq.protocol.commands import LeaseProducerIds
 

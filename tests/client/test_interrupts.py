@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tests.client.handling_rig import TOPIC, Bench
 from tests.client.test_stop_anywhere import TEXTS, Lines
-from tfmq.client import assignment, membership
-from tfmq.client.positions import Positions
+from tfmq.client.consumer import assignment, membership
+from tfmq.client.consumer.positions import Positions
 from tfmq.testing import SimulatedBroker
 
 

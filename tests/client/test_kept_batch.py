@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tfmq.client.kept_batch import KeptBatch
+from tfmq.client.producer.store_and_forward import KeptBatch
 from tfmq.errors import Busy
 from tfmq.message import SendResult
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED

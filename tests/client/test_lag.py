@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.client.scripted import Broker, Script
-from tfmq.client.lag import Lag
-from tfmq.client.positions import PartitionName
+from tfmq.client.consumer.core import Lag
 from tfmq.errors import StorageStopped, TfmqError, UnknownTopic
+from tfmq.offsets.storage import PartitionName
 from tfmq.protocol import commands as wire
 from tfmq.testing import SimulatedBroker
 

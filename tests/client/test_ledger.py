@@ -6,9 +6,8 @@ import pytest
 
 from tests.client.blocks import INCARNATION, Bytes
 from tests.scale import seeded
-from tfmq.client.decoder import Decoder
-from tfmq.client.ledger import Ledger, Ledgers
-from tfmq.client.places import Batch, Place, behind
+from tfmq.client.consumer.decoder import Decoder
+from tfmq.client.consumer.positions import Batch, Ledger, Ledgers, Place, behind
 from tfmq.offsets.storage import PartitionName
 
 A = PartitionName("orders", 0)

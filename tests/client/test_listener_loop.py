@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tfmq.client.listener_loop import ListenerLoop
+from tfmq.client.worker.thread_runner import ListenerLoop
 
 PLACE: contextvars.ContextVar[str] = contextvars.ContextVar("place", default="")
 

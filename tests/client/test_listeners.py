@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.client.test_ledger import batch
-from tfmq.client.ledger import IN_WORK
-from tfmq.client.listeners import Listeners, awaits, checked, finished, in_work
+from tfmq.client.consumer.positions import IN_WORK
+from tfmq.client.worker.listeners import Listeners, awaits, checked, finished, in_work
 from tfmq.errors import BadRequest
 from tfmq.hooks import Hook
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from journal.disk import RealDisk
-from tfmq.client.local_store import NOWHERE, LocalStore, Place
+from tfmq.client.producer.outbox import NOWHERE, LocalStore, Place
 from tfmq.errors import Busy, NotAllowed, StoreFailed
 
 BLOCKS = [(5, 1, 77)]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.client.scripted import Broker, Script
-from tfmq.client.looking import TOLD_SECONDS
-from tfmq.client.positions import PartitionName
+from tfmq.client.consumer.assignment import TOLD_SECONDS
+from tfmq.offsets.storage import PartitionName
 from tfmq.protocol import commands as wire
 
 SECONDS = 100

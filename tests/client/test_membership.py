@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tests.client.scripted import Broker, Script, ScriptedLink
-from tfmq.client.membership import Membership
-from tfmq.client.positions import PartitionName
-from tfmq.client.tasks import Tasks
+from tfmq.client.consumer.membership import Membership
+from tfmq.client.operation import Tasks
 from tfmq.errors import Busy, NotAllowed
+from tfmq.offsets.storage import PartitionName
 from tfmq.protocol import commands as wire
 
 FIRST, SECOND = PartitionName("orders", 0), PartitionName("orders", 1)

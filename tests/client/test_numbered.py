@@ -9,7 +9,7 @@ import pytest
 
 from tests.dead_letters.helpers import Process
 from tests.scale import scaled, seeded
-from tfmq.client.numbered import (
+from tfmq.client.send.idempotent_send import (
     Content,
     Stream,
     close_stream,

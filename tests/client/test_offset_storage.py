@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.client.offset_storage import FileOffsets, open_storage
+from tfmq.client.consumer.options import open_storage
 from tfmq.errors import BadRequest
+from tfmq.offsets.file import FileOffsets
 from tfmq.offsets.sql import SqlOffsets
 from tfmq.zookeeper.offsets import ZooKeeperOffsets
 

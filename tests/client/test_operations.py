@@ -4,9 +4,8 @@ import pytest
 
 from tests.client.fake_broker import HOLD
 from tests.client.rig import Rig
-from tfmq.client.cluster import Cluster
-from tfmq.client.operations import all_done, find_topic, find_topics, locate, request, sleep
-from tfmq.client.waiting import Flag
+from tfmq.client.connection.requests import Cluster, all_done, find_topic, find_topics, locate, request, sleep
+from tfmq.client.operation import Flag
 from tfmq.errors import Abandoned, TfmqError, UnknownTopic
 from tfmq.protocol.commands import BY_LATEST, LocateReply, Metadata, Ping
 

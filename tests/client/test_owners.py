@@ -3,7 +3,7 @@
 import pytest
 
 from tests.client.test_producing import CoreRig
-from tfmq.client.owners import AsyncOwner, BlockingOwner
+from tfmq.client.producer.delivery import AsyncOwner, BlockingOwner
 from tfmq.errors import NotAllowed
 
 

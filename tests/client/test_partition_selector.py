@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tfmq.client.cluster import Topic
-from tfmq.client.partition_selector import (
+from tfmq.client.connection.requests import Topic
+from tfmq.client.send.partitioner import (
     KeyHash,
     PartitionSelector,
     Random,
@@ -29,7 +29,7 @@ def test_key_hash_is_what_it_always_was() -> None:
 
 def test_key_hash_is_the_same_in_another_process() -> None:
     program = (
-        "from tfmq.client.partition_selector import *; from tfmq.message import *\n"
+        "from tfmq.client.send.partitioner import *; from tfmq.message import *\n"
         "five = [Partition('orders', n) for n in range(5)]\n"
         "print([KeyHash().get_partition('o', five, Message(b'', key=f'k{n}')).number for n in range(50)])"
     )

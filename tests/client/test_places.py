@@ -1,7 +1,7 @@
 """Places, and what lies behind a message."""
 
 from tests.client.test_ledger import batch
-from tfmq.client.places import UNKNOWN, Place, behind, partition_of
+from tfmq.client.consumer.positions import UNKNOWN, Place, behind, partition_of
 from tfmq.offsets.storage import PartitionName
 
 

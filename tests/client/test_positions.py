@@ -3,11 +3,11 @@
 import pytest
 
 from tests.client.blocks import INCARNATION, Bytes
-from tfmq.client.decoder import Decoder
-from tfmq.client.ledger import IN_WORK
-from tfmq.client.positions import Batch, PartitionName, Place, Positions
-from tfmq.client.received import ReceivedMessage
+from tfmq.client.consumer.decoder import Decoder
+from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.consumer.positions import IN_WORK, Batch, Place, Positions
 from tfmq.errors import BadRequest, Fenced
+from tfmq.offsets.storage import PartitionName
 
 A, B = PartitionName("orders", 0), PartitionName("orders", 1)
 

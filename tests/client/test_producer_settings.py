@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import tfmq
-from tfmq.client.producer_settings import Settings
+from tfmq.client.producer.core import Settings
 from tfmq.errors import BadRequest
 from tfmq.protocol.commands import ACKS_WRITTEN
 

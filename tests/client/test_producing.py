@@ -7,11 +7,11 @@ import pytest
 
 from tests.client.fake_broker import HOLD, FakeBroker
 from tests.client.rig import Rig
-from tfmq.client.dues import When
-from tfmq.client.owners import BlockingOwner
-from tfmq.client.partition_selector import RoundRobin
-from tfmq.client.producing import ProducerCore, Settings
-from tfmq.client.waiting import Operation, Wait, Waitable
+from tfmq.client.operation import Operation, Wait, Waitable
+from tfmq.client.producer.core import ProducerCore, Settings
+from tfmq.client.producer.delivery import BlockingOwner
+from tfmq.client.send.delivery_time import When
+from tfmq.client.send.partitioner import RoundRobin
 from tfmq.codecs import json
 from tfmq.errors import Busy, Closed, DeliveryFailed, NotSupported, TimedOut
 from tfmq.message import Message

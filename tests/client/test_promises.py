@@ -12,13 +12,14 @@ from tests.client.rig import SenderRig
 from tests.client.scripted import Broker
 from tests.client.test_consuming import Script, filled
 from tests.client.test_fetcher import NAME, Reader
-from tfmq.client.offset_storage import FileOffsets, StoredOffset
-from tfmq.client.owners import BlockingOwner
-from tfmq.client.positions import PartitionName, Place
-from tfmq.client.producing import ProducerCore, Settings
+from tfmq.client.consumer.positions import Place
+from tfmq.client.producer.core import ProducerCore, Settings
+from tfmq.client.producer.delivery import BlockingOwner
 from tfmq.consumer import Consumer
 from tfmq.errors import UNKNOWN, Abandoned, SequenceGap
 from tfmq.message import Message
+from tfmq.offsets.file import FileOffsets
+from tfmq.offsets.storage import PartitionName, StoredOffset
 from tfmq.protocol.commands import Produce, SucceedProducer
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import tfmq
-from tfmq.client import exiting
-from tfmq.client.link import Link
-from tfmq.client.reach import Reached, moves_in, moves_out, reach
-from tfmq.client.servers import Server
+from tfmq.client.connection.addresses import Server
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.factory import Reached, moves_in, moves_out, reach
+from tfmq.client.producer import delivery
 from tfmq.errors import BadRequest
 
 HERE = Server("broker-in-a-test.invalid", 1)
@@ -89,4 +89,4 @@ def test_every_face_comes_to_the_broker_in_the_process(house: House) -> None:
         made = face(str(HERE), **options)
         assert len(house.asked) == before + 1
         if face.__name__ == "Producer":
-            exiting.closed(made._core.owner)
+            delivery.closed(made._core.owner)

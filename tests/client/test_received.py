@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.client.blocks import APPEND_MS, INCARNATION, Bytes
-from tfmq.client.decoder import Decoder
-from tfmq.client.received import ReceivedMessage
+from tfmq.client.consumer.decoder import Decoder
+from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.errors import DecodeFailed
 from tfmq.message import recount_attribute
 

@@ -15,7 +15,7 @@ from tests import reactor as rig
 from tests.client.handling_rig import GROUP, TOPIC, Bench
 from tests.reactor import pause
 from tfmq import BadRequest, NotAllowed, Reject, twisted
-from tfmq.client.ledger import IN_WORK
+from tfmq.client.consumer.positions import IN_WORK
 from tfmq.testing import SimulatedBroker
 
 

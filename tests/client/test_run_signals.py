@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tfmq.client.run_signals import EXIT_CODE_BASE, Signals, at_once
+from tfmq.client.worker.runner import EXIT_CODE_BASE, Signals, at_once
 
 
 def test_the_first_one_stops_and_the_second_raises() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 import tfmq.aio
 from tests.client.handling_rig import GROUP, TOPIC, Bench
-from tfmq.client.ledger import IN_WORK
-from tfmq.client.run_tasks import HandlerThreads, to_the_end
+from tfmq.client.consumer.positions import IN_WORK
+from tfmq.client.worker.asyncio_runner import HandlerThreads, to_the_end
 from tfmq.testing import SimulatedBroker
 
 

@@ -18,8 +18,8 @@ import pytest
 import tfmq
 import tfmq.aio
 from tests.client.handling_rig import GROUP, TOPIC, Bench
-from tfmq.client import running
-from tfmq.client.dead_letters import Failure
+from tfmq.client.worker import runner
+from tfmq.client.worker.dead_letter_store import Failure
 from tfmq.dead_letters.sql_store import SqlStore
 from tfmq.errors import StoreFailed
 from tfmq.testing import SimulatedBroker
@@ -250,7 +250,7 @@ def test_a_message_that_succeeds_behind_failures_is_no_dead_letter(bench: Bench)
 
 def test_also_far_behind_the_start(bench: Bench) -> None:
     """Calls of the first messages are counted before they begin; these only once they failed."""
-    texts = [str(number) for number in range(running.CAREFUL + 4)]
+    texts = [str(number) for number in range(runner.CAREFUL + 4)]
     bench.send(*texts)
     late = texts[-2]
     bench.run(
@@ -261,7 +261,7 @@ def test_also_far_behind_the_start(bench: Bench) -> None:
 
 
 def test_there_too_it_is_dead_when_its_calls_are_used_up_and_not_called_again(bench: Bench) -> None:
-    texts = [str(number) for number in range(running.CAREFUL + 4)]
+    texts = [str(number) for number in range(runner.CAREFUL + 4)]
     bench.send(*texts)
     late = texts[-2]
     bench.run(fail_on(late), until=len(texts) + 1, retries=1)
@@ -404,7 +404,7 @@ def test_one_that_is_put_off_behind_each_start_is_dead_in_the_end_all_the_same(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its offset is never saved, as where each consumer is killed soon; three calls may fail, no more."""
-    monkeypatch.setattr(running, "CAREFUL", 0)
+    monkeypatch.setattr(runner, "CAREFUL", 0)
     bench.send("a")
 
     def handler(message: Any) -> None:
@@ -468,7 +468,7 @@ def test_what_ends_its_process_each_time_is_not_called_for_ever(bench: Bench) ->
 
 def test_calls_far_behind_the_start_are_noted_over_a_kill_too(bench: Bench) -> None:
     """Two of three calls are noted; the third dies uncounted: one more a kill, and no more."""
-    texts = [str(number) for number in range(running.CAREFUL + 2)]
+    texts = [str(number) for number in range(runner.CAREFUL + 2)]
     bench.send(*texts)
     late = texts[-1]
 
@@ -556,7 +556,7 @@ def test_a_store_that_another_process_locks_is_waited_for_and_nobody_is_called_a
             other.execute("ROLLBACK")
         return 0.1
 
-    monkeypatch.setattr(running, "pause_seconds", pause)
+    monkeypatch.setattr(runner, "pause_seconds", pause)
     bench.run(fail_on("b", error=tfmq.Reject("no")), until=1)
     assert bench.handled == ["a", "b"] and pauses == [1, 2, 3]
     assert {text: each.state for text, each in bench.letters().items()} == {"a": "dead", "b": "dead"}
@@ -611,7 +611,7 @@ def test_without_a_group_there_is_no_store_and_one_that_is_named_is_refused(benc
 
 
 def running_default() -> str:
-    from tfmq.client.consumer_options import OWN_STORE
+    from tfmq.client.consumer.options import OWN_STORE
 
     return OWN_STORE
 
@@ -622,14 +622,16 @@ def running_default() -> str:
 def test_a_partition_with_a_stuck_message_is_read_no_further_than_its_window(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "OUT_BYTES", 1000)
+    monkeypatch.setattr(runner, "OUT_BYTES", 1000)
     for _ in range(8):
         bench.send(*(f"{number:0200}" for number in range(20)))
     failed = []
 
     def handler(message: Any) -> None:
         assert bench.consumer is not None
-        ledger = bench.consumer._core.positions.ledgers.get(tfmq.client.positions.PartitionName(TOPIC, 0))
+        ledger = bench.consumer._core.positions.ledgers.get(
+            tfmq.client.consumer.positions.PartitionName(TOPIC, 0)
+        )
         assert ledger is not None
         failed.append(ledger.span)
         if len(failed) < 4:

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from tests.client.scripted import Broker, Script
-from tfmq.client.offset_storage import StoredOffset
-from tfmq.client.positions import PartitionName
 from tfmq.errors import StoreFailed, TimedOut
+from tfmq.offsets.storage import PartitionName, StoredOffset
 
 NAME = PartitionName("orders", 0)
 

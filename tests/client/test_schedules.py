@@ -9,8 +9,8 @@ import pytest
 from tests.client.fake_broker import CUT, LOSE
 from tests.client.fake_schedules import NEXT_MS
 from tests.client.rig import Rig
-from tfmq.client.administration import Administration
-from tfmq.client.schedules import ScheduleDescription, ScheduleWish, moment_at, schedule_description
+from tfmq.client.admin.admin import Administration
+from tfmq.client.admin.delayed import ScheduleDescription, ScheduleWish, moment_at, schedule_description
 from tfmq.errors import BadRequest, MessageTooLarge, UnknownPartition, UnknownSchedule, UnknownTopic
 from tfmq.message import Attribute, Message, decode_attribute, encode_attribute
 from tfmq.protocol import commands

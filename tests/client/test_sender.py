@@ -4,7 +4,7 @@ import pytest
 
 from tests.client.fake_broker import HOLD, FakeBroker
 from tests.client.rig import SenderRig
-from tfmq.client.partition_selector import PartitionSelector
+from tfmq.client.send.partitioner import PartitionSelector
 from tfmq.errors import Abandoned, ConnectionFailed, MessageTooLarge, TimedOut, UnknownPartition, UnknownTopic
 from tfmq.message import Message, Partition
 from tfmq.protocol.commands import LeaseProducerIds, Metadata, Produce

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.client.servers import Server, folder_of, parse_servers
+from tfmq.client.connection.addresses import Server, folder_of, parse_servers
 from tfmq.errors import BadRequest, NotSupported
 
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.client.blocks import INCARNATION, Bytes
-from tfmq.client.decoder import Decoder
-from tfmq.client.single_blocks import Run, SingleBlocks
+from tfmq.client.consumer.decoder import Decoder, Run, SingleBlocks
 from tfmq.errors import TfmqError
 
 FIELDS: dict[str, dict[str, Any]] = {

@@ -8,10 +8,10 @@ import pytest
 
 from tests.client.scripted import Broker, Script
 from tests.client.test_consuming import filled, offset_of
-from tfmq.client.positions import PartitionName
-from tfmq.client.start import EARLIEST, LATEST, Question, question, seek_question
+from tfmq.client.consumer.options import EARLIEST, LATEST, Question, question, seek_question
 from tfmq.errors import BadRequest, UnknownPartition
 from tfmq.message import Ordinal
+from tfmq.offsets.storage import PartitionName
 from tfmq.protocol import commands as wire
 from tfmq.protocol.commands import BY_OFFSET, BY_ORDINAL, BY_TIME_MS
 

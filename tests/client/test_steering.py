@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import tfmq
-from tfmq.client.dead_letters import Failure
-from tfmq.client.steering import Reject, RetryLater
+from tfmq.client.worker.dead_letter_store import Failure
+from tfmq.client.worker.listeners import Reject, RetryLater
 from tfmq.errors import BadRequest
 
 

@@ -11,12 +11,12 @@ import pytest
 
 import tfmq
 from tests.client.handling_rig import TOPIC, Bench
-from tfmq.client import ledger, positions
-from tfmq.client.consuming import Consuming
-from tfmq.client.running import Running
+from tfmq.client.consumer import positions
+from tfmq.client.consumer.core import Consuming
+from tfmq.client.worker.runner import Running
 from tfmq.testing import SimulatedBroker
 
-FILES = frozenset(module.__file__ for module in (ledger, positions))
+FILES = frozenset(module.__file__ for module in (positions, positions))
 CODES = frozenset(each.__code__ for each in (Consuming._take, Running._fill))
 TEXTS = ("a", "b")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import tfmq
-from tfmq.client.storage_offsets import standing
+from tfmq.client.consumer.external_offsets import standing
 from tfmq.errors import BadRequest, Closed
 from tfmq.offsets.storage import PartitionName
 from tfmq.testing import SimulatedBroker

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.client.fake_broker import CUT, HOLD, LOSE, FakeBroker
 from tests.client.rig import SenderRig
-from tfmq.client.batch import Delivery
+from tfmq.client.send.batch import Delivery
 from tfmq.errors import (
     Busy,
     ConnectionFailed,

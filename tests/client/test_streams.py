@@ -4,10 +4,9 @@ import pytest
 
 from tests.client.fake_broker import HOLD, FakeBroker
 from tests.client.rig import SenderRig
-from tfmq.client.cluster import Topic
-from tfmq.client.delayed_stream import DelayedStream, Door
-from tfmq.client.stream import Stream
-from tfmq.client.streams import Streams
+from tfmq.client.connection.requests import Topic
+from tfmq.client.send.accumulator import Streams
+from tfmq.client.send.partition_sender import DelayedStream, Door, Stream
 from tfmq.errors import TimedOut
 from tfmq.protocol.commands import Produce
 

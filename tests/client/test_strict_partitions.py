@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import tfmq
-from tfmq.client.cluster import Topic
-from tfmq.client.partition_selector import choose_partition
+from tfmq.client.connection.requests import Topic
+from tfmq.client.send.partitioner import choose_partition
 from tfmq.message import Message, Partition
 from tfmq.testing import SimulatedBroker
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tfmq.client.positions import PartitionName
-from tfmq.client.subscription import Subscription
+from tfmq.client.consumer.options import Subscription
 from tfmq.errors import BadRequest
+from tfmq.offsets.storage import PartitionName
 from tfmq.protocol.commands import PartitionRow, TopicRow
 
 

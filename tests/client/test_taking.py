@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfmq.client.dues import AT_ONCE, When
-from tfmq.client.taking import CHUNK_COUNT, CHUNK_COUNT_MAX, Taking, cut, in_time
+from tfmq.client.send.chunking import CHUNK_COUNT, CHUNK_COUNT_MAX, Taking, cut, in_time
+from tfmq.client.send.delivery_time import AT_ONCE, When
 from tfmq.message import Message
 
 

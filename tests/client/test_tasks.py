@@ -2,8 +2,7 @@
 
 import pytest
 
-from tfmq.client.tasks import Tasks
-from tfmq.client.waiting import Flag, Operation, Wait
+from tfmq.client.operation import Flag, Operation, Tasks, Wait
 
 
 class Rig:

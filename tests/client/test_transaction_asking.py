@@ -4,7 +4,7 @@ import pytest
 
 from tests.client.fake_broker import LOSE, SWALLOW
 from tests.client.rig import Rig
-from tfmq.client.transaction_asking import answered
+from tfmq.client.connection.requests import answered
 from tfmq.errors import Busy, ConnectionFailed, DiskFull, TimedOut
 from tfmq.protocol.commands import Ping
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tfmq.client.batch import Batch, Delivery
-from tfmq.client.dues import Dues, Given
-from tfmq.client.transaction_batch import TransactionBatch
+from tfmq.client.send.batch import Batch, Delivery
+from tfmq.client.send.delivery_time import Dues, Given
+from tfmq.client.transaction.pipeline import TransactionBatch
 from tfmq.protocol.commands import ACKS_SYNCED, DUE_RELATIVE
 
 

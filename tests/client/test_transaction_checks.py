@@ -8,8 +8,8 @@ import pytest
 
 from tests.client.fake_broker import FakeBroker
 from tests.client.transaction_rig import TransactionRig
-from tfmq.client.transaction_checks import InDoubt, in_doubt
-from tfmq.client.work import inline
+from tfmq.client.operation import inline
+from tfmq.client.transaction.check_back import InDoubt, in_doubt
 from tfmq.errors import BadRequest, Busy
 from tfmq.protocol.commands import AwaitChecks, CommitTransaction, RollbackTransaction
 

@@ -1,6 +1,6 @@
 """Rows of the broker become values; what this release does not know is kept beside them."""
 
-from tfmq.client.transaction_descriptions import commit_group_description, transaction_description
+from tfmq.client.admin.models import commit_group_description, transaction_description
 
 ROW = {
     "xid": "order-42",

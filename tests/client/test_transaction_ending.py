@@ -4,7 +4,7 @@ import pytest
 
 from tests.client.fake_broker import CUT, LOSE, SWALLOW
 from tests.client.transaction_rig import TransactionRig, large
-from tfmq.client.transaction_ending import STREAMS_TRIED
+from tfmq.client.transaction.commit import STREAMS_TRIED
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,

@@ -4,9 +4,9 @@ import pytest
 
 from tests.client.fake_broker import FakeBroker
 from tests.client.transaction_rig import TransactionRig
-from tfmq.client.dues import When
-from tfmq.client.transaction import TransactionCore
-from tfmq.client.transaction_gathering import BATCH_BYTES, LOOK_BYTES, Gathering
+from tfmq.client.send.delivery_time import When
+from tfmq.client.transaction.pipeline import BATCH_BYTES, LOOK_BYTES, Gathering
+from tfmq.client.transaction.transaction import TransactionCore
 from tfmq.errors import MessageTooLarge, UnknownPartition
 from tfmq.message import Message
 from tfmq.protocol.commands import DUE_RELATIVE, Metadata

@@ -6,9 +6,8 @@ import logging
 import pytest
 
 from tests.client.transaction_rig import TransactionRig
-from tfmq.client.transaction import TransactionCore
-from tfmq.client.transaction_handle import TransactionHandle
-from tfmq.client.xa import Branches
+from tfmq.client.producer.xa import Branches
+from tfmq.client.transaction.transaction import TransactionCore, TransactionHandle
 
 
 class Handle(TransactionHandle):

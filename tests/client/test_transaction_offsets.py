@@ -9,10 +9,10 @@ import pytest
 from tests.client.scripted import Broker, Script
 from tests.client.test_consuming import filled, offset_of
 from tests.client.transaction_rig import TransactionRig
-from tfmq.client.positions import PartitionName
-from tfmq.client.start import seek_question
-from tfmq.client.transaction_offsets import HandedOut, handed_out
+from tfmq.client.consumer.external_offsets import HandedOut, handed_out
+from tfmq.client.consumer.options import seek_question
 from tfmq.errors import BadRequest, Closed, Fenced, TransactionState
+from tfmq.offsets.storage import PartitionName
 from tfmq.protocol.commands import CommitOffsets, CommitTransaction, PrepareTransaction
 
 NAME = PartitionName("orders", 0)

@@ -4,9 +4,9 @@ import pytest
 
 from tests.client.fake_broker import CUT, HOLD, LOSE, SWALLOW
 from tests.client.transaction_rig import MEGABYTE, TransactionRig, large
-from tfmq.client.stream import FLIGHT_BATCHES
-from tfmq.client.transaction import TransactionCore
-from tfmq.client.transaction_pipeline import BUFFER_BYTES, Pipeline
+from tfmq.client.send.partition_sender import FLIGHT_BATCHES
+from tfmq.client.transaction.pipeline import BUFFER_BYTES, Pipeline
+from tfmq.client.transaction.transaction import TransactionCore
 from tfmq.errors import (
     NOT_DONE,
     Busy,
@@ -73,7 +73,7 @@ def test_what_a_busy_broker_does_not_take_goes_again_in_order(
 def test_what_goes_again_goes_before_what_has_not_gone_yet(
     rig: TransactionRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfmq.client.transaction_pipeline.FLIGHT_BATCHES", 2)
+    monkeypatch.setattr("tfmq.client.transaction.pipeline.FLIGHT_BATCHES", 2)
     rig.broker.plan(Produce, None, Busy(), Busy())
     tx, _ = grown(rig)
     committed(rig, tx, large())

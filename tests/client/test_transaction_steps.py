@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from tfmq.client import transaction_steps as steps
-from tfmq.client.transaction_steps import state_behind, verdict
+from tfmq.client.transaction import states as steps
+from tfmq.client.transaction.states import state_behind, verdict
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,

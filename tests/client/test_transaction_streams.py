@@ -5,8 +5,8 @@ import pytest
 from tests.client.fake_broker import SWALLOW
 from tests.client.rig import Rig
 from tests.client.test_transaction_batch import filled
-from tfmq.client.identities import Identities
-from tfmq.client.transaction_streams import STREAMS_KEPT, TransactionStream, TransactionStreams
+from tfmq.client.send.partition_sender import Identities
+from tfmq.client.transaction.pipeline import STREAMS_KEPT, TransactionStream, TransactionStreams
 from tfmq.errors import DiskFull, TimedOut
 from tfmq.protocol.commands import LeaseProducerIds
 

@@ -1,6 +1,6 @@
 """Things to wait for: done once, told once."""
 
-from tfmq.client.waiting import Flag, Wait
+from tfmq.client.operation import Flag, Wait
 
 
 def test_callbacks_come_once() -> None:

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.connection import Link
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.link import Link
-from tfmq.client.servers import parse_servers
-from tfmq.client.waiting import Flag
-from tfmq.client.work import in_a_thread, inline, work
+from tfmq.client.operation import Flag, in_a_thread, inline, work
 
 
 def test_inline_work_needs_no_waiting() -> None:

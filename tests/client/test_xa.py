@@ -3,8 +3,8 @@
 import pytest
 
 from tests.client.transaction_rig import TransactionRig
-from tfmq.client.transaction import TransactionCore
-from tfmq.client.xa import Branches
+from tfmq.client.producer.xa import Branches
+from tfmq.client.transaction.transaction import TransactionCore
 from tfmq.errors import HeuristicOutcome, TransactionExists, TransactionState, UnknownTransaction
 from tfmq.protocol.commands import ListTransactions
 

@@ -5,13 +5,11 @@ from typing import Any
 import pytest
 
 from tests.client.scripted import Broker, ScriptedLink
-from tfmq.client.consumer_options import consumer_options
-from tfmq.client.membership import Membership
-from tfmq.client.positions import PartitionName
-from tfmq.client.tasks import Tasks
-from tfmq.client.waiting import Flag
-from tfmq.client.zookeeper_membership import LOOK_SECONDS, ZooKeeperMembership, membership_of
+from tfmq.client.consumer.membership import LOOK_SECONDS, Membership, ZooKeeperMembership, membership_of
+from tfmq.client.consumer.options import consumer_options
+from tfmq.client.operation import Flag, Tasks
 from tfmq.errors import NotAllowed
+from tfmq.offsets.storage import PartitionName
 from tfmq.zookeeper.group_coordinator import Share
 
 FIRST, SECOND = PartitionName("orders", 0), PartitionName("orders", 1)

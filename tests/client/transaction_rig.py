@@ -8,10 +8,10 @@ import pytest
 
 from tests.client.fake_broker import FakeBroker
 from tests.client.test_producing import DEFAULTS, CoreRig
-from tfmq.client.batch import Delivery
 from tfmq.client.drivers.callbacks import Callbacks
-from tfmq.client.transaction import TransactionCore
-from tfmq.client.waiting import Operation
+from tfmq.client.operation import Operation
+from tfmq.client.send.batch import Delivery
+from tfmq.client.transaction.transaction import TransactionCore
 from tfmq.errors import TfmqError
 from tfmq.protocol.commands import Transact
 

@@ -11,8 +11,7 @@ from sqlalchemy import create_engine
 
 from tests.dead_letters.helpers import Process, finished, sql_shelf
 from tests.sql.conftest import postgres as postgres
-from tfmq.client.waiting import Operation
-from tfmq.client.work import inline
+from tfmq.client.operation import Operation, inline
 from tfmq.dead_letters.sql_store import METADATA, SqlShelf, SqlStore
 from tfmq.dead_letters.store import Address, Shelf
 from tfmq.testing import SimulatedBroker

@@ -8,12 +8,11 @@ from typing import Any
 
 from sqlalchemy import event
 
-from tfmq.client.dead_letters import Failure
+from tfmq.client.connection.factory import Reached, reach
+from tfmq.client.consumer.message import Origin, ReceivedMessage
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.reach import Reached, reach
-from tfmq.client.received import Origin, ReceivedMessage
-from tfmq.client.waiting import Operation
-from tfmq.client.work import inline
+from tfmq.client.operation import Operation, inline
+from tfmq.client.worker.dead_letter_store import Failure
 from tfmq.dead_letters.model import PAGE_LETTERS, START, Letter, Page, Selection
 from tfmq.dead_letters.sql_store import SqlShelf, SqlStore
 from tfmq.dead_letters.store import Address, GroupDeadLetters, Shelf, Step

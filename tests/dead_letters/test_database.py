@@ -15,7 +15,7 @@ from sqlalchemy.engine import Engine
 
 from journal.disk import RealDisk
 from tests.dead_letters.test_shelf import keeping
-from tfmq.client.dead_letters import StoreUnusable
+from tfmq.client.worker.dead_letter_store import StoreUnusable
 from tfmq.dead_letters.model import DEAD
 from tfmq.dead_letters.sql_store import Database, SqlStore, make_folder
 from tfmq.dead_letters.store import Address, parse_address

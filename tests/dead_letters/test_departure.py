@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.dead_letters.helpers import Process, failure, message
-from tfmq.client.numbered import Stream, lease_id
+from tfmq.client.send.idempotent_send import Stream, lease_id
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import Journey, Letter, letter_of
 from tfmq.dead_letters.redrive import Fate, content_of_letter, send_run, stream_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.dead_letters.helpers import failure, message
-from tfmq.client.received import ReceivedMessage
+from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import DEAD, RETRYING, START, Selection, letter_of
 from tfmq.dead_letters.topic_store import Fold, content_of, slim

@@ -12,7 +12,7 @@ from tests.dead_letters.conftest import Stand
 from tests.dead_letters.helpers import NOW, Time, failure, finished, group_of, message, sql_shelf
 from tests.scale import scaled, seeded
 from tfmq import codecs
-from tfmq.client.dead_letters import DeadLetters
+from tfmq.client.worker.dead_letter_store import DeadLetters
 from tfmq.dead_letters.model import DEAD, FAILING, HANDLED, RETRYING, WAITING, Letter, Selection
 from tfmq.dead_letters.store import LEASE_SECONDS, GroupDeadLetters, in_ms
 from tfmq.message import BORN_MS_MAX

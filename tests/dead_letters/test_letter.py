@@ -6,7 +6,7 @@ import pytest
 
 from tests.dead_letters.helpers import failure, message
 from tfmq import codecs
-from tfmq.client.received import Origin
+from tfmq.client.consumer.message import Origin
 from tfmq.dead_letters.model import FAILURES_KEPT, TRACEBACKS_KEPT, bounded, identify, letter_of, moment_text
 from tfmq.errors import DecodeFailed
 

@@ -13,10 +13,10 @@ import pytest
 from tests.dead_letters.helpers import Process, Time, failure, finished, message
 from tests.dead_letters.test_shelf import keeping
 from tfmq import dead_letters
-from tfmq.client.drivers.asynchronous import AsyncDriver
+from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.connection import Link
+from tfmq.client.drivers.asyncio import AsyncDriver
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.link import Link
-from tfmq.client.servers import parse_servers
 from tfmq.dead_letters import model, open_dead_letters
 from tfmq.dead_letters.admin import default_stores
 from tfmq.dead_letters.model import DEAD, DROPPED, FAILING, HANDLED, WAITING

@@ -17,7 +17,7 @@ import pytest
 
 from tests.dead_letters.helpers import Killed, Mortal, Process, failure, group_of
 from tests.scale import scaled, seeded
-from tfmq.client.waiting import Operation, Wait
+from tfmq.client.operation import Operation, Wait
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import DEAD, DROPPED, REDRIVEN, REDRIVING, Selection
 from tfmq.dead_letters.open import find_broker, known_broker

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.dead_letters.helpers import NOW, Time, failure, finished, group_of, message, sql_shelf
-from tfmq.client.dead_letters import NotCalled
-from tfmq.client.received import ReceivedMessage
-from tfmq.client.steering import Reject, RetryLater
-from tfmq.client.waiting import Operation, Wait
+from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.operation import Operation, Wait
+from tfmq.client.worker.dead_letter_store import NotCalled
+from tfmq.client.worker.listeners import Reject, RetryLater
 from tfmq.dead_letters.model import DEAD, HANDLED, RETRYING, WAITING, Letter, Selection
 from tfmq.dead_letters.retry_loop import POLL_SECONDS, Retrying
 from tfmq.dead_letters.store import LEASE_SECONDS, GroupDeadLetters

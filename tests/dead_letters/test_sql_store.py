@@ -15,7 +15,7 @@ from tests.dead_letters.conftest import Stand
 from tests.dead_letters.helpers import NOW, Time, failure, finished, group_of, message, sql_shelf
 from tests.dead_letters.test_shelf import keeping
 from tests.scale import scaled
-from tfmq.client.work import inline
+from tfmq.client.operation import inline
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import DEAD, Selection, letter_of
 from tfmq.dead_letters.sql_store import ENDED_MS_KEPT, TABLE, SqlShelf, SqlStore

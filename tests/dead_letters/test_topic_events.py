@@ -14,7 +14,7 @@ from tests import paths
 from tests.dead_letters.helpers import failure, message
 from tests.scale import scaled, seeded
 from tfmq.bounded_msgpack import pack, unpack
-from tfmq.client.received import ReceivedMessage
+from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import START, Journey, Letter, Selection, letter_of, moment_text
 from tfmq.dead_letters.sql_store import TABLE

@@ -11,7 +11,7 @@ import pytest
 from tests.dead_letters.helpers import Process, failure, group_of, message
 from tests.dead_letters.test_shelf import keeping
 from tests.scale import scaled, seeded
-from tfmq.client.waiting import Operation
+from tfmq.client.operation import Operation
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import DEAD, DROPPED, WAITING, Body, Letter, Selection, letter_of
 from tfmq.dead_letters.topic_store import TopicShelf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.dead_letters.helpers import Process
 from tests.dead_letters.test_shelf import keeping
-from tfmq.client.numbered import Stream
+from tfmq.client.send.idempotent_send import Stream
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import DEAD
 from tfmq.dead_letters.topic_store import TopicShelf, whole_letter

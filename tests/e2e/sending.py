@@ -10,10 +10,10 @@ from typing import Any
 from zlib import crc32
 
 from journal.record.format import make_id, make_record, tag_flag
+from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import request
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.link import Link
-from tfmq.client.operations import request
-from tfmq.client.servers import parse_servers
 from tfmq.message import encode_attribute
 from tfmq.protocol import commands
 

@@ -24,7 +24,7 @@ from tests.e2e.reading import payloads
 from tests.scale import SEED, scaled
 from tests.server.wire import Wire
 from tfmq.cli import main
-from tfmq.client import link
+from tfmq.client.connection import connection
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import COMMANDS
 from tools.rigs.live_server import LiveServer
@@ -141,7 +141,7 @@ def test_something_else_answers_there(other: Any, words: str) -> None:
 def test_a_port_that_takes_connections_and_says_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(link, "HELLO_SECONDS", 2.5)
+    monkeypatch.setattr(connection, "HELLO_SECONDS", 2.5)
     with neighbour(neighbours.silent) as address:
         assert main.run(["status", "--servers", address]) == 3
     said = capsys.readouterr()

@@ -14,7 +14,7 @@ import pytest
 import tfmq
 from tests.scale import SCALE
 from tfmq import aio
-from tfmq.client import folders
+from tfmq.client.connection import addresses
 from tools.rigs.live_server import LiveServer
 
 SECONDS = 60.0
@@ -28,7 +28,7 @@ with tfmq.Producer(timeout=60) as producer:
 
 def process_of(data: Path) -> int:
     """The broker that runs on the folder."""
-    return int((data / folders.ADDRESS_NAME).read_text().split()[1])
+    return int((data / addresses.ADDRESS_NAME).read_text().split()[1])
 
 
 def runs(process: int) -> bool:
@@ -49,9 +49,9 @@ def wait_for_end(process: int) -> None:
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder whose broker, if one was started, has ended with the test."""
-    monkeypatch.setattr(folders, "IDLE_SECONDS", 2)
+    monkeypatch.setattr(addresses, "IDLE_SECONDS", 2)
     yield tmp_path / "data"
-    if (tmp_path / "data" / folders.ADDRESS_NAME).exists():
+    if (tmp_path / "data" / addresses.ADDRESS_NAME).exists():
         process = process_of(tmp_path / "data")
         if runs(process):
             os.kill(process, signal.SIGTERM)
@@ -87,8 +87,8 @@ def test_one_is_started_comes_back_after_a_kill_and_ends_when_nobody_uses_it(dat
         assert second != first
         assert read(servers, 3) == [b"one", b"two", b"three"]
     wait_for_end(second)
-    assert not (data / folders.ADDRESS_NAME).exists()
-    assert "Traceback" not in (data / folders.LOG_NAME).read_text()
+    assert not (data / addresses.ADDRESS_NAME).exists()
+    assert "Traceback" not in (data / addresses.LOG_NAME).read_text()
 
 
 def test_of_many_starters_one_wins_and_all_are_served(data: Path) -> None:
@@ -111,7 +111,7 @@ def test_of_many_starters_one_wins_and_all_are_served(data: Path) -> None:
         ("", 0)
     ] * STARTERS
     assert sorted(read(f"file:{data}", STARTERS)) == [b"%d" % number for number in range(STARTERS)]
-    assert (data / folders.LOG_NAME).read_text() == "", "nobody else tried to start one"
+    assert (data / addresses.LOG_NAME).read_text() == "", "nobody else tried to start one"
 
 
 def test_one_that_somebody_started_is_joined_and_left_running(data: Path) -> None:
@@ -121,7 +121,7 @@ def test_one_that_somebody_started_is_joined_and_left_running(data: Path) -> Non
     with tfmq.Admin(f"file:{data}") as admin:
         assert admin.status()["listen"] == server.address
     assert server.stop() == 0
-    assert not (data / folders.ADDRESS_NAME).exists()
+    assert not (data / addresses.ADDRESS_NAME).exists()
 
 
 def test_why_it_cannot_be_started_is_told(data: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.scale import scaled
-from tfmq.client.batch import Delivery
+from tfmq.client.send.batch import Delivery
 from tfmq.errors import (
     Busy,
     ConnectionFailed,

@@ -445,7 +445,7 @@ def test_the_consumers_own_commit_goes_on_behind_a_transaction(
 def test_offsets_of_a_prepared_one_are_locked_until_its_end(
     broker: LiveServer, producer: tfmq.Producer, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfmq.client.group_offsets.READ_SECONDS", 1.0)
+    monkeypatch.setattr("tfmq.client.consumer.offset_commit.READ_SECONDS", 1.0)
     producer.send_many(topic, [b"%d" % number for number in range(10)]).result(SECONDS)
     with tfmq.Consumer(broker.address, topics=topic, group=topic, commits="manual", session=2.0) as consumer:
         consumer.poll(10.0, 4)

@@ -8,11 +8,11 @@ import time
 import pytest
 
 from tests.client.fake_broker import HOLD, FakeBroker, listening
+from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import all_done
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.link import Link
-from tfmq.client.operations import all_done
-from tfmq.client.servers import parse_servers
-from tfmq.client.waiting import Flag
+from tfmq.client.operation import Flag
 from tfmq.errors import Closed
 from tfmq.producer import Producer
 from tfmq.protocol.commands import Produce

@@ -6,7 +6,7 @@ import pytest
 
 from tests.client.fake_broker import LOSE, SWALLOW
 from tests.client.transaction_rig import TIMEOUT, TransactionRig, large
-from tfmq.client.transaction import TransactionCore
+from tfmq.client.transaction.transaction import TransactionCore
 from tfmq.errors import (
     UNKNOWN,
     Busy,

@@ -7,7 +7,7 @@ import pytest
 
 from tests.client.fake_broker import CUT, FakeBroker
 from tests.client.rig import Rig
-from tfmq.client.operations import request
+from tfmq.client.connection.requests import request
 from tfmq.errors import BadFrame, BadRequest, ConnectionFailed, TfmqError
 from tfmq.limits import FRAME_BYTES
 from tfmq.producer import Producer

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.client.fake_broker import HOLD, FakeBroker, listening
+from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import request
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.link import Link
-from tfmq.client.operations import request
-from tfmq.client.servers import parse_servers
 from tfmq.producer import Producer
 from tfmq.protocol.commands import Ping, Produce
 

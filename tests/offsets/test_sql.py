@@ -12,7 +12,7 @@ from tests.offsets.contract import PLACE, A, Contract, Open
 from tests.offsets.shaky import ShakySql
 from tests.offsets.struggle import OpenShaky
 from tests.sql.conftest import postgres as postgres
-from tfmq.client.offset_storage import open_storage
+from tfmq.client.consumer.options import open_storage
 from tfmq.errors import BadRequest, Busy, NotSupported, StoreFailed
 from tfmq.offsets import sql
 from tfmq.offsets.sql import SqlOffsets

@@ -10,8 +10,8 @@ import pytest
 from journal.record.format import HEADER_SIZE, records_of, split_body
 from tests.scale import scaled
 from tfmq.arrow.checksums import partition_of
-from tfmq.client.cluster import Topic
-from tfmq.client.commit_group import MemberBatch
+from tfmq.client.connection.requests import Topic
+from tfmq.client.transaction.commit_group import MemberBatch
 from tfmq.errors import BadRequest, MessageTooLarge, UnknownPartition
 from tfmq.message import Partition
 from tfmq.spark import outgoing

@@ -11,7 +11,7 @@ import tfmq
 from tests.sql.conftest import prepared_names
 from tests.sql.dying import TOPICS
 from tests.sql.shop import orders
-from tfmq.client import transaction_checks
+from tfmq.client.transaction import check_back
 from tfmq.sql import recovery
 from tfmq.sql.decision import UNFINISHED
 
@@ -24,7 +24,7 @@ SETTINGS = ("transaction.check_seconds=0.1", "transaction.timeout_seconds=2", "f
 def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In this process questions are seen, and leftovers looked for, at once."""
     with monkeypatch.context() as patch:
-        patch.setattr(transaction_checks, "LOOK_SECONDS", 0.05)
+        patch.setattr(check_back, "LOOK_SECONDS", 0.05)
         patch.setattr(recovery, "LOOK_SECONDS", 0.1)
         yield
 

@@ -18,7 +18,7 @@ from tests.sql.settling import SETTINGS, messages, soon
 from tests.sql.shop import Base, Order, orders
 from tests.sql.test_course import async_engine_of
 from tests.sql.test_decision import wait_until
-from tfmq.client.transaction_checks import InDoubt
+from tfmq.client.transaction.check_back import InDoubt
 from tfmq.errors import BadRequest
 from tfmq.sql import database as rows
 from tfmq.sql.database import COMMITTED, TABLE, transaction_table

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tfmq.client.link import Link
-from tfmq.client.servers import Server as Address
+from tfmq.client.connection.addresses import Server as Address
+from tfmq.client.connection.connection import Link
 from tfmq.config import load
 from tfmq.testing.blocking import InsideBlockingDriver
 from tfmq.testing.clock import VirtualClock

@@ -8,9 +8,8 @@ import pytest
 
 import tfmq.aio
 from tests.testing.inside import new_link, new_world
-from tfmq.client.operations import request
-from tfmq.client.waiting import Flag
-from tfmq.client.work import work
+from tfmq.client.connection.requests import request
+from tfmq.client.operation import Flag, work
 from tfmq.errors import NotAllowed, TimedOut
 from tfmq.protocol.commands import Ping
 from tfmq.testing import SimulatedBroker, asynchronous

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from tests.testing.inside import new_driver, new_world
-from tfmq.client.operations import request
-from tfmq.client.waiting import Flag
+from tfmq.client.connection.requests import request
+from tfmq.client.operation import Flag
 from tfmq.errors import Closed, NotAllowed
 from tfmq.protocol.commands import Ping
 

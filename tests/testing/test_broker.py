@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import tfmq
-from tfmq.client import exiting
 from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.producer import delivery
 from tfmq.testing import NothingComes, SimulatedBroker
 
 
@@ -388,13 +388,13 @@ def test_its_end_delivers_what_lingers_and_closes_everybody(caplog: pytest.LogCa
     with caplog.at_level(logging.ERROR):
         broker.close()
         broker.close()
-        exiting._finish_all()
+        delivery._finish_all()
     assert [delivery.result().durability for delivery in deliveries] == ["synced", "synced"]
-    assert producer._core.owner not in exiting._open
+    assert producer._core.owner not in delivery._open
     assert caplog.records == []
     with pytest.raises(tfmq.Closed):
         own.send("orders", "z").result()
-    exiting.closed(own._core.owner)
+    delivery.closed(own._core.owner)
 
 
 def test_behind_its_end_its_address_is_nobodys() -> None:

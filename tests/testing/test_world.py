@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.testing.inside import new_driver, new_world
-from tfmq.client.operations import request, sleep
-from tfmq.client.waiting import Flag, Operation, Wait
+from tfmq.client.connection.requests import request, sleep
+from tfmq.client.operation import Flag, Operation, Wait
 from tfmq.errors import NotAllowed, TimedOut
 from tfmq.protocol.commands import CreateTopic, Fetch, Ping
 from tfmq.testing.world import PATIENCE_SECONDS, NothingComes

@@ -20,7 +20,7 @@ PLACES = (
     "shop/views.py",
     "django/db/transaction.py",
     "tfmq/transactions.py",
-    "tfmq/client/transaction.py",
+    "tfmq/client/transaction/transaction.py",
 )
 SECONDS = 60.0
 

@@ -29,7 +29,7 @@ from tfmq.cli.delayed import handles as offered
 from tfmq.cli.output import Output, counted, iso_text, output_options, printable, time_text
 from tfmq.cli.ranges import TOP, even_edges, sensible_edges
 from tfmq.cli.values import Duration, Moment
-from tfmq.client.dues import due_of as checked_due
+from tfmq.client.send.delivery_time import due_of as checked_due
 from tfmq.errors import BadRequest, ConnectionFailed, TfmqError
 from tfmq.limits import DELAYED_HISTOGRAM_EDGES
 

@@ -19,7 +19,7 @@ from tfmq.protocol.delayed_handle import parse_handle
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin
-    from tfmq.client.delays import DelayedDescription
+    from tfmq.client.admin.delayed import DelayedDescription
 
 COLUMNS: Final = ("due", "in", "topic", "partition", "key", "tag", "size", "handle")
 BARE: Final = ("in", "handle")

@@ -13,7 +13,7 @@ from tfmq.errors import TfmqError
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin
-    from tfmq.client.descriptions import GroupDescription
+    from tfmq.client.admin.models import GroupDescription
 
 LIST_COLUMNS = ("group", "generation", "members", "live", "partitions", "lag (messages)")
 OFFSET_COLUMNS = ("topic", "partition", "member", "offset (bytes)", "end offset (bytes)", "lag (messages)")

@@ -28,8 +28,8 @@ from tfmq.cli.values import Place, client_id_option
 from tfmq.ids import print_id
 
 if TYPE_CHECKING:
-    from tfmq.client.descriptions import PartitionDescription
-    from tfmq.client.received import ReceivedMessage
+    from tfmq.client.admin.models import PartitionDescription
+    from tfmq.client.consumer.message import ReceivedMessage
     from tfmq.consumer import Consumer
 
 DAMAGE_FOUND = 4

@@ -19,7 +19,7 @@ import click
 
 from tfmq.cli.output import Output, did_you_mean, output_options
 from tfmq.cli.values import client_id_option
-from tfmq.client.reach import CLIENT_ID_VARIABLE
+from tfmq.client.connection.factory import CLIENT_ID_VARIABLE
 from tfmq.errors import TfmqError
 
 ORDERS = ("partition", "key", "none")
@@ -105,7 +105,7 @@ def work(target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, w
 
     try:
         if isinstance(consumer, AsyncConsumer):
-            from tfmq.client.run_tasks import to_the_end
+            from tfmq.client.worker.asyncio_runner import to_the_end
 
             to_the_end(consumer.run(workers=workers, order=order, tracebacks=tracebacks))
         else:

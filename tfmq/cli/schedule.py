@@ -22,7 +22,7 @@ from tfmq.errors import UnknownSchedule
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin
-    from tfmq.client.schedules import ScheduleDescription
+    from tfmq.client.admin.delayed import ScheduleDescription
 
 COLUMNS = ("name", "state", "next_run", "cron", "timezone", "topic", "last_run")
 MISFIRE = ("one", "all", "skip")
@@ -165,7 +165,7 @@ def show(name: str, output: Output) -> None:
 def run(name: str, output: Output) -> None:
     """Send the message of a schedule once, now, besides its times; also of one that is paused."""
     from tfmq.admin import Admin
-    from tfmq.client.schedules import moment_at
+    from tfmq.client.admin.delayed import moment_at
     from tfmq.producer import Producer
 
     with Admin(output.servers) as admin, Producer(output.servers) as producer:

@@ -15,7 +15,7 @@ from tfmq.cli.delayed import due_of
 from tfmq.cli.output import Output, dumps, output_options, progress, time_text
 from tfmq.cli.topics import check_name
 from tfmq.cli.values import Duration, Moment, Property, client_id_option
-from tfmq.client.partition_selector import KeyHash
+from tfmq.client.send.partitioner import KeyHash
 from tfmq.ids import print_id
 from tfmq.message import Message
 from tfmq.protocol.delayed_handle import parse_handle

@@ -11,7 +11,7 @@ from tfmq.cli.topics import check_name, known_topic
 from tfmq.cli.values import Count, Place, Property
 
 if TYPE_CHECKING:
-    from tfmq.client.descriptions import PartitionDescription, TopicDescription
+    from tfmq.client.admin.models import PartitionDescription, TopicDescription
 
 LIST_COLUMNS = ("topic", "partitions", "messages", "size", "state")
 SHOW_COLUMNS = (

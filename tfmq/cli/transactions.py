@@ -13,7 +13,7 @@ from tfmq.limits import XID_BYTES
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin
-    from tfmq.client.transaction_descriptions import TransactionDescription
+    from tfmq.client.admin.models import TransactionDescription
 
 COLUMNS = ("xid", "epoch", "state", "age", "size", "messages", "topics", "owner", "group")
 PAGE = 1000

@@ -24,7 +24,7 @@ from tfmq.errors import ConnectionFailed, Damaged, TfmqError
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin
-    from tfmq.client.transaction_descriptions import TransactionDescription
+    from tfmq.client.admin.models import TransactionDescription
 
 STATES = (
     "open",

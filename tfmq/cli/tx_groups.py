@@ -9,7 +9,7 @@ from tfmq.cli.output import Output, counted, did_you_mean, output_options, print
 from tfmq.errors import NOT_DONE, TfmqError
 
 if TYPE_CHECKING:
-    from tfmq.client.transaction_descriptions import CommitGroupDescription
+    from tfmq.client.admin.models import CommitGroupDescription
 
 COLUMNS = ("group", "sequence", "rows", "committed", "members", "run")
 

@@ -157,7 +157,7 @@ class ClientId(click.ParamType):  # type: ignore[type-arg]
     name = "NAME"
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> str:
-        from tfmq.client.reach import check_client_id
+        from tfmq.client.connection.factory import check_client_id
         from tfmq.errors import BadRequest
 
         try:

@@ -9,7 +9,7 @@ What `tfmq dlq` does, from a program:
             print(letter.id, letter.message().text, letter.failures[-1].traceback)
         desk.redrive(Wish(Selection(error="Timeout"), rate=50.0))
 
-For a consumer `open_dead_letters` gives a `tfmq.client.dead_letters.DeadLetters`. Importing it is light.
+For a consumer `open_dead_letters` gives a `tfmq.client.worker.dead_letter_store.DeadLetters`. Importing it is light.
 """
 
 from importlib import import_module

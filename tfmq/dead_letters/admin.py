@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.factory import reach
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.link import Link
-from tfmq.client.reach import reach
-from tfmq.client.waiting import Operation
-from tfmq.client.work import inline
+from tfmq.client.operation import Operation, inline
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import PAGE_LETTERS, START, Letter, Page, Selection
 from tfmq.dead_letters.open import find_broker

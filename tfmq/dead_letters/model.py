@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from tfmq.client.dead_letters import Failure
-from tfmq.client.received import Codec, LazyAttribute, Origin, ReceivedMessage
+from tfmq.client.consumer.message import Codec, LazyAttribute, Origin, ReceivedMessage
+from tfmq.client.worker.dead_letter_store import Failure
 from tfmq.errors import BadRequest, DecodeFailed
 from tfmq.message import Attribute, decode_attribute
 

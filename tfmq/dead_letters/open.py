@@ -7,12 +7,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tfmq.client.asking import ask
-from tfmq.client.dead_letters import DeadLetters
-from tfmq.client.link import Link
-from tfmq.client.received import Codec
-from tfmq.client.waiting import Operation
-from tfmq.client.work import Run, inline
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import ask
+from tfmq.client.consumer.message import Codec
+from tfmq.client.operation import Operation, Run, inline
+from tfmq.client.worker.dead_letter_store import DeadLetters
 from tfmq.dead_letters.model import PAGE_LETTERS, START, Letter, Page, Selection
 from tfmq.dead_letters.store import (
     OWN_STORE,

@@ -3,7 +3,7 @@
 For each batch: claim the letters (nobody else sends them now), settle their places in a stream of one's own and write
 them down (from now on they may have been sent), send, write down that they arrived. Whoever comes next begins with
 those whose places are written down and of which nobody wrote that they arrived: it sends the same under the same
-places, which the broker stores once (`tfmq.client.numbered`).
+places, which the broker stores once (`tfmq.client.send.idempotent_send`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from tfmq.client.asking import ask
-from tfmq.client.cluster import Cluster, Topic
-from tfmq.client.link import Link
-from tfmq.client.numbered import (
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import Cluster, Topic, ask, find_topics
+from tfmq.client.operation import Operation, Wait
+from tfmq.client.send.idempotent_send import (
     Content,
     Stream,
     close_stream,
@@ -28,8 +28,6 @@ from tfmq.client.numbered import (
     locate_end,
     send_numbered,
 )
-from tfmq.client.operations import find_topics
-from tfmq.client.waiting import Operation, Wait
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import (
     DEAD,

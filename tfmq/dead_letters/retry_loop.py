@@ -11,10 +11,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from tfmq.client.dead_letters import TIDY_SECONDS, DeadLetters, Due, Failure, NotCalled, StoreUnusable
-from tfmq.client.received import ReceivedMessage
-from tfmq.client.steering import Reject, RetryLater
-from tfmq.client.waiting import Flag, Operation, Wait
+from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.operation import Flag, Operation, Wait
+from tfmq.client.worker.dead_letter_store import (
+    TIDY_SECONDS,
+    DeadLetters,
+    Due,
+    Failure,
+    NotCalled,
+    StoreUnusable,
+)
+from tfmq.client.worker.listeners import Reject, RetryLater
 from tfmq.errors import Closed, TfmqError
 
 log = logging.getLogger("tfmq.dead_letters")

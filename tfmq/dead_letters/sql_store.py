@@ -47,9 +47,8 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQL
 from sqlalchemy.schema import CreateColumn
 
 from journal.disk import Disk, RealDisk
-from tfmq.client.dead_letters import Failure, StoreUnusable
-from tfmq.client.waiting import Operation
-from tfmq.client.work import Run, work
+from tfmq.client.operation import Operation, Run, work
+from tfmq.client.worker.dead_letter_store import Failure, StoreUnusable
 from tfmq.dead_letters.model import (
     ENDED,
     FAILING,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from tfmq.client.dead_letters import Failure
+from tfmq.client.worker.dead_letter_store import Failure
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import (
     DEAD,

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from tfmq import limits
-from tfmq.client.dead_letters import Due, Failure
-from tfmq.client.received import Codec, ReceivedMessage
-from tfmq.client.waiting import Operation
+from tfmq.client.consumer.message import Codec, ReceivedMessage
+from tfmq.client.operation import Operation
+from tfmq.client.worker.dead_letter_store import Due, Failure
 from tfmq.codecs import codec_of
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import (
@@ -102,7 +102,8 @@ def broker_name(node: str) -> str:
     return hashlib.sha256(node.encode(errors="replace")).hexdigest()[:32]
 
 
-# The dead letters of one group, as its consumers use them: `tfmq.client.dead_letters.DeadLetters` over a shelf.
+# The dead letters of one group, as its consumers use them: `tfmq.client.worker.dead_letter_store.DeadLetters` over a
+# shelf.
 
 log = logging.getLogger("tfmq.dead_letters")
 

@@ -11,13 +11,12 @@ from types import UnionType
 from typing import Any, Final, get_origin, get_type_hints
 
 from tfmq.bounded_msgpack import Malformed, pack, unpack
-from tfmq.client.cluster import Cluster
-from tfmq.client.dead_letters import Failure
-from tfmq.client.link import Link
-from tfmq.client.numbered import Content, Stream, lease_id, locate_end, read_chunk, send_numbered
-from tfmq.client.operations import find_topics
-from tfmq.client.received import ReceivedMessage
-from tfmq.client.waiting import Flag, Operation, Wait
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import Cluster, find_topics
+from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.operation import Flag, Operation, Wait
+from tfmq.client.send.idempotent_send import Content, Stream, lease_id, locate_end, read_chunk, send_numbered
+from tfmq.client.worker.dead_letter_store import Failure
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import (
     PAGE_LETTERS,

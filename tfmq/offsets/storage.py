@@ -71,7 +71,7 @@ def driver_remedy(drivername: str, error: Exception) -> str:
 # A storage keeps, by group and partition, a `StoredOffset`. Its generation is the number under which the partition was
 # granted, or a later one of the same member; numbers come from a durable counter, so whoever gets a partition has a
 # higher one than everybody before. A storage that refuses lower ones keeps a member that lost the partition, and does
-# not know it yet, from saving. The default, the broker itself, is not a plug-in: see `tfmq.client.membership`.
+# not know it yet, from saving. The default, the broker itself, is not a plug-in: see `tfmq.client.consumer.membership`.
 
 NO_OFFSET: Final = -1
 """The offset of a row that was claimed, and never saved."""

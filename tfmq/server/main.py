@@ -265,7 +265,6 @@ def _started(config: Config, reactor: Any) -> Service:
     from journal.clock import SystemClock
     from journal.disk import RealDisk
     from tfmq.data_dir import check_data_folder
-
     from tfmq.server.server import Service
 
     try:

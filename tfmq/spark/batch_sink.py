@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from tfmq.client.link import PATIENCE_SECONDS
+from tfmq.client.connection.connection import PATIENCE_SECONDS
 from tfmq.errors import BadRequest, GroupIncomplete, GroupStale, TfmqError
 from tfmq.protocol.commands import CommitMember
 from tfmq.spark.group_commit import GroupClient

@@ -10,16 +10,20 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from tfmq.client.asking import ask
-from tfmq.client.cluster import Cluster, Topic
-from tfmq.client.commit_group import GroupPart, MemberBatch, Times, aborting, committing, forgetting
+from tfmq.client.connection.factory import reach
+from tfmq.client.connection.requests import Cluster, Topic, ask, find_topic
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.identities import Identities
-from tfmq.client.operations import find_topic
-from tfmq.client.reach import reach
-from tfmq.client.tasks import Task, Tasks
-from tfmq.client.transaction_streams import TransactionStreams
-from tfmq.client.waiting import Operation
+from tfmq.client.operation import Operation, Task, Tasks
+from tfmq.client.send.partition_sender import Identities
+from tfmq.client.transaction.commit_group import (
+    GroupPart,
+    MemberBatch,
+    Times,
+    aborting,
+    committing,
+    forgetting,
+)
+from tfmq.client.transaction.pipeline import TransactionStreams
 from tfmq.protocol.commands import CommitGroup, CommitGroupReply, CommitMember, Ping, TransactionName
 
 CLOSE_SECONDS = 2.0

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tfmq.client.asking import ask
+from tfmq.client.connection.factory import reach
+from tfmq.client.connection.requests import ask
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.reach import reach
-from tfmq.client.waiting import Operation
+from tfmq.client.operation import Operation
 from tfmq.errors import NotAllowed, TfmqError, UnknownTopic
 from tfmq.protocol.commands import BY_OFFSET, DescribeGroup, GroupOffset, Locate, ResetGroup
 from tfmq.spark.logs import Address

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from tfmq.client.link import SECONDS
+from tfmq.client.connection.connection import SECONDS
 from tfmq.errors import NOT_DONE, BadRequest
 from tfmq.spark.ranges import CHUNK_BYTES, Bounds, Chunk, PartitionLog, Range
 

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from tfmq.arrow.checksums import partition_of
 from tfmq.arrow.encoder import COLUMNS, Encoded, encode
-from tfmq.client.cluster import Topic
-from tfmq.client.commit_group import MemberBatch
+from tfmq.client.connection.requests import Topic
+from tfmq.client.transaction.commit_group import MemberBatch
 from tfmq.errors import BadRequest, UnknownPartition
 from tfmq.limits import valid_name
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfmq.client.servers import parse_servers
+from tfmq.client.connection.addresses import parse_servers
 from tfmq.errors import BadRequest
 
 

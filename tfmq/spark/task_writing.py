@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from tfmq.client.commit_group import MemberBatch
-from tfmq.client.link import PATIENCE_SECONDS
+from tfmq.client.connection.connection import PATIENCE_SECONDS
+from tfmq.client.transaction.commit_group import MemberBatch
 from tfmq.errors import TfmqError
 from tfmq.protocol.commands import CommitMember, TransactionName
 from tfmq.spark.group_commit import GroupClient, Part, Verdict

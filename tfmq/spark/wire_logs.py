@@ -13,12 +13,11 @@ from types import TracebackType
 from typing import Any, Final
 
 from journal.record.format import make_log_id
-from tfmq.client.asking import ask
-from tfmq.client.call import Call
+from tfmq.client.connection.connection import SECONDS, Call, Link
+from tfmq.client.connection.factory import reach
+from tfmq.client.connection.requests import ask
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.link import SECONDS, Link
-from tfmq.client.reach import reach
-from tfmq.client.waiting import Operation, Wait
+from tfmq.client.operation import Operation, Wait
 from tfmq.errors import Busy, ConnectionFailed, Damaged, OffsetOutOfRange, TfmqError, TimedOut, UnknownTopic
 from tfmq.protocol import commands as wire
 from tfmq.spark.ranges import CHUNK_BYTES, Bounds, Chunk, PartitionLog, Range, message_starts, pieces, targets

@@ -15,8 +15,8 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import Session, scoped_session
 
-from tfmq.client.received import ReceivedMessage
-from tfmq.client.storage_offsets import Standing, standing
+from tfmq.client.consumer.external_offsets import Standing, standing
+from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.offsets.sql import SqlOffsets, save_rows
 from tfmq.offsets.storage import PartitionName, fenced, shown_url

@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin
 
-from tfmq.client.administration import Administration
+from tfmq.client.admin.admin import Administration
 from tfmq.errors import NotAllowed, NotSupported, TransactionRolledBack
 from tfmq.sql import database as rows
 from tfmq.sql.database import Facts, forget, group_name, known, learn

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
     import tfmq.aio
-    from tfmq.client.batch import Deliveries, Delivery
+    from tfmq.client.send.batch import Deliveries, Delivery
 
 
 class _Transaction:

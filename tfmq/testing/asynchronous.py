@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-from tfmq.client.drivers.asynchronous import AsyncDriver
-from tfmq.client.link import Link
-from tfmq.client.waiting import Operation, Waitable
+from tfmq.client.connection.connection import Link
+from tfmq.client.drivers.asyncio import AsyncDriver
+from tfmq.client.operation import Operation, Waitable
 from tfmq.testing.channel import InsideChannel
 from tfmq.testing.world import NEVER, PATIENCE_SECONDS, World, ends_by_itself
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
+from tfmq.client.connection.connection import Link
 from tfmq.client.drivers.blocking import CLOSE_SECONDS, BlockingDriver
 from tfmq.client.drivers.callbacks import refuse_in_callback
-from tfmq.client.link import Link
-from tfmq.client.waiting import Operation, Waitable
-from tfmq.client.work import inline
+from tfmq.client.operation import Operation, Waitable, inline
 from tfmq.errors import Closed, NotAllowed
 from tfmq.testing.channel import InsideChannel
 from tfmq.testing.world import World

@@ -19,12 +19,12 @@ from typing import Any, Final, TypeVar, cast
 
 from journal.testing import SimulatedDisk
 from tfmq.admin import Admin
-from tfmq.client import exiting
+from tfmq.client.connection.addresses import DEFAULT_PORT, Server
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.factory import Reached, moves_in, moves_out
+from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.link import Link
-from tfmq.client.reach import Reached, moves_in, moves_out
-from tfmq.client.received import ReceivedMessage
-from tfmq.client.servers import DEFAULT_PORT, Server
+from tfmq.client.producer import delivery
 from tfmq.config import load
 from tfmq.consumer import Consumer
 from tfmq.errors import TfmqError
@@ -214,7 +214,7 @@ class SimulatedBroker:
         finally:
             self._world.end()
             for producer in self._producers:
-                exiting.closed(producer._core.owner)
+                delivery.closed(producer._core.owner)
             if self._folder is not None:
                 self._folder.cleanup()
 
@@ -235,7 +235,7 @@ class SimulatedBroker:
         trial.begins_at(self._world, self.crash)
 
     def reach(self, servers: Sequence[Server], driver_type: Callable[[Link], Driver]) -> Reached[Driver]:
-        """See `tfmq.client.reach`."""
+        """See `tfmq.client.connection.factory`."""
         link = Link(servers, self.clock.monotonic, jitter=lambda: 0.5)
         if driver_type is BlockingDriver:
             made: Any = InsideBlockingDriver(link, self._world)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from tfmq.client.drivers.channel import Channel
-from tfmq.client.link import Link
+from tfmq.client.connection.connection import Link
+from tfmq.client.drivers.socket import Channel
 from tfmq.testing.server import Server
 
 

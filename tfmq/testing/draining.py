@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from tfmq.client.received import ReceivedMessage
+from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.consumer import Consumer
 from tfmq.errors import TimedOut
 from tfmq.testing.clock import VirtualClock

@@ -8,8 +8,8 @@ from typing import Final
 
 from tfmq.broker.partition import Partition
 from tfmq.broker.request_handler import Engine
-from tfmq.client.decoder import Decoder
-from tfmq.client.received import ReceivedMessage
+from tfmq.client.consumer.decoder import Decoder
+from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.errors import StorageStopped, UnknownTopic
 
 READ_BYTES: Final = 8 << 20

@@ -39,7 +39,7 @@ class Wire:
 
 
 class ClientEnd:
-    """What `tfmq.client.drivers.channel` needs of a socket."""
+    """What `tfmq.client.drivers.socket` needs of a socket."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

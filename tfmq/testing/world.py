@@ -13,10 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from tfmq.client.link import Link
-from tfmq.client.sender import Sender
-from tfmq.client.tasks import Tasks
-from tfmq.client.waiting import Waitable
+from tfmq.client.connection.connection import Link
+from tfmq.client.operation import Tasks, Waitable
+from tfmq.client.send.accumulator import Sender
 from tfmq.errors import NotAllowed
 from tfmq.testing.clock import VirtualClock
 from tfmq.testing.server import Server

@@ -15,9 +15,9 @@ from journal.record.batch import cut_blocks
 from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
 from journal.record.format import make_id, make_log_id, make_record
 from tfmq.arrow import SCHEMA, Decoder, encode, project
-from tfmq.client.decoder import Decoder as MessageDecoder
-from tfmq.client.encoder import attribute_part, encode_each
-from tfmq.client.encoder import encode as encode_messages
+from tfmq.client.consumer.decoder import Decoder as MessageDecoder
+from tfmq.client.send.record_encoder import attribute_part, encode_each
+from tfmq.client.send.record_encoder import encode as encode_messages
 from tfmq.message import encode_attribute
 from tools.bench.figures import Figure, alternately, median, spread
 

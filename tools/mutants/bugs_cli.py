@@ -47,7 +47,7 @@ COMMAND_LINE: Final = (
     Mutant(
         "busy-without-a-word",
         "a send that waits for room at the broker says what it waits for",
-        "tfmq/client/stream.py",
+        "tfmq/client/send/partition_sender.py",
         '        if float("-inf") < self._busy_since <= now - SILENT_SECONDS:\n',
         '        if self._busy_since <= float("-inf"):\n',
         ["tests/client/test_stream.py::test_one_line_says_what_a_send_waits_for_once_it_waits_for_long"],
@@ -55,7 +55,7 @@ COMMAND_LINE: Final = (
     Mutant(
         "negative-delay-is-at-once",
         "a delay below 0 is refused by the API as by the command line",
-        "tfmq/client/dues.py",
+        "tfmq/client/send/delivery_time.py",
         "    if is_negative:\n",
         "    if is_negative and not isinstance(delay, timedelta):\n",
         ["tests/client/test_dues.py::test_a_delay_below_0_is_refused_and_a_moment_that_is_over_is_not"],
@@ -79,7 +79,7 @@ COMMAND_LINE: Final = (
     Mutant(
         "purge-beyond-the-end",
         "a purge before an offset after the end removes nothing",
-        "tfmq/client/administration.py",
+        "tfmq/client/admin/admin.py",
         "    if type(before) is int and before > located.end_offset:\n",
         "    if type(before) is int and before > located.end_offset << 40:\n",
         ["tests/client/test_administration.py::test_a_purge_before_what_is_not_there_yet_removes_nothing"],
@@ -87,7 +87,7 @@ COMMAND_LINE: Final = (
     Mutant(
         "reset-of-a-misspelled-group",
         "a reset makes a group only where that is asked for",
-        "tfmq/client/administration.py",
+        "tfmq/client/admin/admin.py",
         "        if not create:\n",
         "        if not create and not name:\n",
         [
@@ -97,7 +97,7 @@ COMMAND_LINE: Final = (
     Mutant(
         "delay-of-a-thousand-years",
         "a delay above the limit is refused with the limit",
-        "tfmq/client/dues.py",
+        "tfmq/client/send/delivery_time.py",
         "    if delay_ms > DELAY_DAYS_MAX * 86_400_000:\n",
         "    if delay_ms > DELAY_DAYS_MAX * 864_000_000:\n",
         ["tests/client/test_dues.py::test_a_delay_above_the_limit_is_refused_with_the_limit"],

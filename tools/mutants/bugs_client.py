@@ -22,7 +22,7 @@ PRODUCER: Final = (
     Mutant(
         "resent-with-a-new-sequence",
         "what is sent again goes under the sequence that it had",
-        "tfmq/client/stream.py",
+        "tfmq/client/send/partition_sender.py",
         "            self._requeue()\n            self.expire(self._sender.now())\n",
         "            self._requeue()\n            self._unnumber(self.sequence)\n",
         [STREAM],
@@ -30,7 +30,7 @@ PRODUCER: Final = (
     Mutant(
         "order-swapped-after-a-refusal",
         "batches that go out again keep their order",
-        "tfmq/client/stream.py",
+        "tfmq/client/send/partition_sender.py",
         "        self.queue.extendleft(reversed(self.flight))\n",
         "        self.queue.extendleft(self.flight)\n",
         [STREAM],
@@ -38,7 +38,7 @@ PRODUCER: Final = (
     Mutant(
         "later-sends-overtake-in-a-topic-made-anew",
         "what was on its way to a deleted topic is stored in the new one before what is sent later",
-        "tfmq/client/streams.py",
+        "tfmq/client/send/accumulator.py",
         "                before.hold(stream)\n",
         "                pass\n",
         [
@@ -48,7 +48,7 @@ PRODUCER: Final = (
     Mutant(
         "order-swapped-after-a-reconnect",
         "requests that go out again keep their order",
-        "tfmq/client/link.py",
+        "tfmq/client/connection/connection.py",
         "        for call in list(self._calls.values()):\n            self._send(call)\n        for listener",
         "        for call in reversed(list(self._calls.values())):\n            self._send(call)\n        for listener",
         [LINK, STREAM],
@@ -56,7 +56,7 @@ PRODUCER: Final = (
     Mutant(
         "forgotten-at-a-reconnect",
         "a send outlives a broken connection",
-        "tfmq/client/link.py",
+        "tfmq/client/connection/connection.py",
         "        for call in list(self._calls.values()):\n            self._send(call)\n        for listener",
         "        for listener",
         [LINK],
@@ -64,7 +64,7 @@ PRODUCER: Final = (
     Mutant(
         "old-pause-kept",
         "a call is not kept waiting by the pause that earlier calls left",
-        "tfmq/client/link.py",
+        "tfmq/client/connection/connection.py",
         "            self._begin_again()\n",
         "            pass\n",
         [LINK],
@@ -72,7 +72,7 @@ PRODUCER: Final = (
     Mutant(
         "unrepeatable-call-repeated",
         "what must not happen twice is not sent twice",
-        "tfmq/client/link.py",
+        "tfmq/client/connection/connection.py",
         "        for call in [each for each in self._calls.values() if each.sent and not each.repeat]:\n",
         "        for call in []:\n",
         [LINK],
@@ -80,7 +80,7 @@ PRODUCER: Final = (
     Mutant(
         "unknown-called-not-done",
         "a time-out of what was sent says that it may have happened",
-        "tfmq/client/sender.py",
+        "tfmq/client/send/accumulator.py",
         "        outcome = UNKNOWN if batch.attempts else NOT_DONE\n        if self.link.state",
         "        outcome = NOT_DONE\n        if self.link.state",
         [PROMISES],
@@ -88,7 +88,7 @@ PRODUCER: Final = (
     Mutant(
         "successor-s-last-sequence-ignored",
         "what was stored although its answer was lost is not sent again",
-        "tfmq/client/stream.py",
+        "tfmq/client/send/partition_sender.py",
         "            if batch.last_sequence <= last_sequence:\n",
         "            if batch.last_sequence < 0:\n",
         [STREAM],
@@ -96,7 +96,7 @@ PRODUCER: Final = (
     Mutant(
         "old-id-used-after-its-successor",
         "a stream goes on under its successor id",
-        "tfmq/client/stream.py",
+        "tfmq/client/send/partition_sender.py",
         "            self._begin(call.reply.successor_id)\n",
         "            self._begin(self.producer_id)\n",
         [STREAM],
@@ -104,7 +104,7 @@ PRODUCER: Final = (
     Mutant(
         "loss-of-what-was-only-written-not-told",
         "messages that were acknowledged as written and cut away are counted and told",
-        "tfmq/client/stream.py",
+        "tfmq/client/send/partition_sender.py",
         "        if lost > 0:\n",
         "        if lost < 0:\n",
         [STREAM],
@@ -112,7 +112,7 @@ PRODUCER: Final = (
     Mutant(
         "loss-of-what-was-synced-told-as-less",
         "lost messages are told with the durability that their acknowledgement promised",
-        "tfmq/client/stream.py",
+        "tfmq/client/send/partition_sender.py",
         "        self._stored_through[durability] = max(self._stored_through[durability], batch.last_sequence)\n",
         "        self._stored_through[ACKS_WRITTEN] = max(self._stored_through[ACKS_WRITTEN], batch.last_sequence)\n",
         [STREAM],
@@ -120,7 +120,7 @@ PRODUCER: Final = (
     Mutant(
         "batch-straddles-the-last-sequence",
         "a batch never straddles the last sequence of an id",
-        "tfmq/client/stream.py",
+        "tfmq/client/send/partition_sender.py",
         "                if self.queue[0].count > sequences_left(self.sequence):\n",
         "                if self.queue[0].count < 0:\n",
         [STREAM],
@@ -128,7 +128,7 @@ PRODUCER: Final = (
     Mutant(
         "more-in-flight-than-the-broker-remembers",
         "no more is in flight than the broker can recognise",
-        "tfmq/client/stream.py",
+        "tfmq/client/send/partition_sender.py",
         "        return not self.flight or (len(self.flight) < most and self._flight_bytes < FLIGHT_BYTES)\n",
         "        return not self.flight or self._flight_bytes < FLIGHT_BYTES\n",
         [STREAM],
@@ -136,7 +136,7 @@ PRODUCER: Final = (
     Mutant(
         "refused-batch-leaves-a-hole",
         "behind a refused batch the stream goes on under a successor",
-        "tfmq/client/stream.py",
+        "tfmq/client/send/partition_sender.py",
         '        if self.state == "ready" and (self._hole or batch.bounced is not None):\n',
         '        if self.state == "lost":\n',
         [STREAM],
@@ -144,7 +144,7 @@ PRODUCER: Final = (
     Mutant(
         "failed-delivery-forgotten",
         "a failed delivery at which nobody looked is told by flush and close",
-        "tfmq/client/sender.py",
+        "tfmq/client/send/accumulator.py",
         "        self.failures.append(batch)\n",
         "",
         [SENDER],
@@ -152,7 +152,7 @@ PRODUCER: Final = (
     Mutant(
         "producer-memory-unbounded",
         "what waits to be sent is bounded",
-        "tfmq/client/sender.py",
+        "tfmq/client/send/accumulator.py",
         "        return self.used_bytes < self.options.buffer_bytes\n",
         "        return True\n",
         [PROMISES],
@@ -160,7 +160,7 @@ PRODUCER: Final = (
     Mutant(
         "child-sends-what-its-parent-sends",
         "a forked child sends nothing that its parent took",
-        "tfmq/client/producing.py",
+        "tfmq/client/producer/core.py",
         "        self.driver.tickers.remove(self.sender)\n        self.sender.orphan()\n",
         "        pass\n",
         [PROMISES],
@@ -168,7 +168,7 @@ PRODUCER: Final = (
     Mutant(
         "child-keeps-its-parent-s-calls",
         "a forked child forgets what its parent had open",
-        "tfmq/client/link.py",
+        "tfmq/client/connection/connection.py",
         '        """Forget everything, tell nobody: what a forked child does with what its parent had open."""\n'
         "        self._reset()\n",
         '        """Forget everything, tell nobody: what a forked child does with what its parent had open."""\n',
@@ -177,7 +177,7 @@ PRODUCER: Final = (
     Mutant(
         "one-key-two-partitions",
         "messages of one key keep their order",
-        "tfmq/client/partition_selector.py",
+        "tfmq/client/send/partitioner.py",
         "        return partitions[zlib.crc32(data) % len(partitions)]\n",
         "        return self._without_key.get_partition(topic, partitions, message)\n",
         [SENDER, "tests/client/test_partition_selector.py"],
@@ -188,7 +188,7 @@ READING: Final = (
     Mutant(
         "client-skips-the-block-checksum",
         "a consumer is never given a damaged message",
-        "tfmq/client/decoder.py",
+        "tfmq/client/consumer/decoder.py",
         "        if not reason and crc32(memoryview(body)[position:at]) != control.crc:\n",
         "        if not reason and control.crc < 0:\n",
         [DECODER],
@@ -196,7 +196,7 @@ READING: Final = (
     Mutant(
         "client-takes-a-displaced-block",
         "a consumer is never given a message from another place",
-        "tfmq/client/decoder.py",
+        "tfmq/client/consumer/decoder.py",
         "    if control.offset != place and not (gaps and control.offset > place):\n",
         "    if control.offset < 0:\n",
         [DECODER],
@@ -204,7 +204,7 @@ READING: Final = (
     Mutant(
         "client-ignores-missing-bytes",
         "an answer that ends too early is damage, not the end",
-        "tfmq/client/decoder.py",
+        "tfmq/client/consumer/decoder.py",
         "        if not gaps and place != next_offset:\n",
         "        if place < 0:\n",
         [DECODER],
@@ -212,7 +212,7 @@ READING: Final = (
     Mutant(
         "filler-delivered",
         "what stands for lost messages is never delivered",
-        "tfmq/client/decoder.py",
+        "tfmq/client/consumer/decoder.py",
         "            ordinals[-1] += record.checksum\n            continue\n",
         "            ordinals[-1] += record.checksum - 1\n",
         [DECODER],
@@ -220,7 +220,7 @@ READING: Final = (
     Mutant(
         "control-record-delivered",
         "a log's own records are never delivered",
-        "tfmq/client/decoder.py",
+        "tfmq/client/consumer/decoder.py",
         "            decoded = self._messages(body, position, at, control, skip_to)\n",
         "            decoded = self._messages(body, position, at + CONTROL_SIZE, control, skip_to)\n",
         [DECODER],
@@ -228,7 +228,7 @@ READING: Final = (
     Mutant(
         "messages-before-the-offset-delivered",
         "a consumer begins exactly where it was told",
-        "tfmq/client/decoder.py",
+        "tfmq/client/consumer/decoder.py",
         "        if skip_to > control.offset:\n",
         "        if skip_to < 0:\n",
         [DECODER],
@@ -236,7 +236,7 @@ READING: Final = (
     Mutant(
         "damage-skipped-in-silence",
         "damage stops its partition unless the user said to skip it",
-        "tfmq/client/fetcher.py",
+        "tfmq/client/consumer/fetcher.py",
         "        elif not self._skip_damage:\n            feed.stop(damaged)\n",
         "        elif not damaged.next:\n            feed.stop(damaged)\n",
         [FETCHER],
@@ -244,7 +244,7 @@ READING: Final = (
     Mutant(
         "reader-stays-before-damage",
         "a reader that skips damage at the end of a partition has reached the end",
-        "tfmq/client/fetcher.py",
+        "tfmq/client/consumer/fetcher.py",
         '        feed.chunks.append(Chunk(b"", offset, offset, offset, epoch, filtered=False))\n',
         "",
         ["tests/issues/test_sound_blocks_before_damage.py"],
@@ -252,7 +252,7 @@ READING: Final = (
     Mutant(
         "skipped-damage-not-reported",
         "what was skipped is counted and named",
-        "tfmq/client/fetcher.py",
+        "tfmq/client/consumer/fetcher.py",
         "        self.skipped_count += 1\n",
         "",
         [FETCHER],
@@ -260,7 +260,7 @@ READING: Final = (
     Mutant(
         "lost-offsets-reset-in-silence",
         "offsets that are gone stop the partition unless the user chose a reset",
-        "tfmq/client/fetcher.py",
+        "tfmq/client/consumer/fetcher.py",
         "        if self._reset is None:\n            return None\n",
         "",
         [FETCHER],
@@ -268,7 +268,7 @@ READING: Final = (
     Mutant(
         "other-tags-delivered",
         "with tags only messages of these tags are delivered",
-        "tfmq/client/fetcher.py",
+        "tfmq/client/consumer/fetcher.py",
         "            messages = [message for message in messages if message.tag in self._tags]\n",
         "            messages = list(messages)\n",
         [FETCHER],
@@ -276,7 +276,7 @@ READING: Final = (
     Mutant(
         "position-stays-behind-what-was-left-out",
         "a filter that rejects everything still advances",
-        "tfmq/client/fetcher.py",
+        "tfmq/client/consumer/fetcher.py",
         "        if not messages and following.offset <= feed.place.offset:\n",
         "        if not messages:\n",
         [FETCHER, CONSUMING, START],
@@ -284,7 +284,7 @@ READING: Final = (
     Mutant(
         "seek-does-not-void-what-is-under-way",
         "behind a seek nothing comes from the old place",
-        "tfmq/client/fetcher.py",
+        "tfmq/client/consumer/fetcher.py",
         "        if feed is None or feed.turn != plan.turn:\n",
         "        if feed is None:\n",
         [PROMISES],
@@ -292,7 +292,7 @@ READING: Final = (
     Mutant(
         "message-in-work-counts-as-processed",
         "a message is processed when the next one is asked for, not before",
-        "tfmq/client/positions.py",
+        "tfmq/client/consumer/positions.py",
         "            self._advance(name, Place(current.offset, current.ordinal, current.origin.epoch))\n",
         "            self._advance(name, self._behind(current))\n",
         [POSITIONS],
@@ -308,7 +308,7 @@ READING: Final = (
     Mutant(
         "saved-places-go-back",
         "no place goes back but by seek",
-        "tfmq/client/positions.py",
+        "tfmq/client/consumer/positions.py",
         "        if known is not None and place.offset > known.offset:\n",
         "        if known is not None:\n",
         [POSITIONS],
@@ -316,7 +316,7 @@ READING: Final = (
     Mutant(
         "handed-out-before-it-is-saved",
         'with commits="before" a message is saved before it is handed out',
-        "tfmq/client/consuming.py",
+        "tfmq/client/consumer/core.py",
         '            if self.options.commits != "before":\n',
         "            if self.options.commits:\n",
         [CONSUMING, START],
@@ -324,7 +324,7 @@ READING: Final = (
     Mutant(
         "uncommitted-saved-with-manual-commits",
         "with manual commits nothing is saved until it is said",
-        "tfmq/client/positions.py",
+        "tfmq/client/consumer/positions.py",
         "        if self._manual and name in self:\n            self._out[name] = place\n"
         "        else:\n            self._advance(name, place)\n",
         "        self._advance(name, place)\n",
@@ -333,7 +333,7 @@ READING: Final = (
     Mutant(
         "two-saves-at-once",
         "an older save never overtakes a newer one",
-        "tfmq/client/saving.py",
+        "tfmq/client/consumer/offset_commit.py",
         "        while self._under_way is not None:\n",
         "        while self._under_way is not None and until < 0:\n",
         ["tests/client/test_saving.py"],
@@ -341,7 +341,7 @@ READING: Final = (
     Mutant(
         "fenced-member-goes-on",
         "a member that was taken for dead drops what it had",
-        "tfmq/client/membership.py",
+        "tfmq/client/consumer/membership.py",
         "        elif isinstance(call.error, Fenced):\n            self._lost(call.error)\n",
         "        elif isinstance(call.error, Fenced):\n            self.joined = False\n",
         [MEMBERSHIP],
@@ -349,7 +349,7 @@ READING: Final = (
     Mutant(
         "child-is-its-parent-s-member",
         "a forked child is no member of its parent's group",
-        "tfmq/client/membership.py",
+        "tfmq/client/consumer/membership.py",
         '        self.member, self.generation, self.note = token_hex(8), 0, ""\n',
         '        self.note = ""\n',
         [MEMBERSHIP],
@@ -357,7 +357,7 @@ READING: Final = (
     Mutant(
         "offset-of-another-incarnation-used",
         "an offset of a deleted topic does not count in a new one of the same name",
-        "tfmq/client/assignment.py",
+        "tfmq/client/consumer/assignment.py",
         "            if kept is not None and kept.incarnation == incarnation:\n",
         "            if kept is not None:\n",
         ["tests/client/test_assignment.py", CONSUMING, START],

@@ -20,7 +20,7 @@ _WAY: Final = (
     Mutant(
         "batches-go-out-of-order-after-a-pause",
         "batches of a stream go in order, also those that go again",
-        "tfmq/client/transaction_pipeline.py",
+        "tfmq/client/transaction/pipeline.py",
         "        self._queue.extendleft(batch for batch, _ in reversed(self._flight))\n",
         "        self._queue.extend(batch for batch, _ in self._flight)\n",
         [PIPELINE, CORE, ENDING],
@@ -28,7 +28,7 @@ _WAY: Final = (
     Mutant(
         "batch-of-no-transaction",
         "what is sent in a transaction is not visible before its commit",
-        "tfmq/client/transaction_pipeline.py",
+        "tfmq/client/transaction/pipeline.py",
         "            batch.due,\n            self.epoch,\n",
         "            batch.due,\n            None,\n",
         [PIPELINE, CORE, ENDING],
@@ -36,7 +36,7 @@ _WAY: Final = (
     Mutant(
         "local-begin-repeated-over-a-new-connection",
         "a local transaction ends with the connection that it was begun on",
-        "tfmq/client/transaction_pipeline.py",
+        "tfmq/client/transaction/pipeline.py",
         "unattended=True, repeat=named)",
         "unattended=True, repeat=True)",
         [PIPELINE, CORE, ENDING],
@@ -44,7 +44,7 @@ _WAY: Final = (
     Mutant(
         "transactions-of-any-size-in-memory",
         "a transaction may be larger than memory",
-        "tfmq/client/transaction_pipeline.py",
+        "tfmq/client/transaction/pipeline.py",
         "        return self.bytes < BUFFER_BYTES\n",
         "        return True\n",
         [PIPELINE, CORE, ENDING],
@@ -52,7 +52,7 @@ _WAY: Final = (
     Mutant(
         "pipeline-s-stream-given-back-with-a-flight",
         "a stream is used again only if all that was sent in it is answered",
-        "tfmq/client/transaction_pipeline.py",
+        "tfmq/client/transaction/pipeline.py",
         "        if stream is not None and not self._flight and self.failure is None:\n",
         "        if stream is not None:\n",
         [PIPELINE, CORE, ENDING],
@@ -60,7 +60,7 @@ _WAY: Final = (
     Mutant(
         "landed-batch-counted-as-under-way",
         "room that is free again is given to whoever waits for it",
-        "tfmq/client/transaction_pipeline.py",
+        "tfmq/client/transaction/pipeline.py",
         "            self._flight_bytes -= batch.size_bytes\n            self.bytes -= batch.size_bytes\n",
         "            self._flight_bytes -= batch.size_bytes\n",
         [PIPELINE, CORE, ENDING],
@@ -68,7 +68,7 @@ _WAY: Final = (
     Mutant(
         "stream-used-after-the-broker-forgot-it",
         "a stream that the broker may have forgotten is not used again",
-        "tfmq/client/transaction_streams.py",
+        "tfmq/client/transaction/pipeline.py",
         "            if stream.used_at > oldest:\n",
         "            if stream.used_at <= stream.used_at or oldest:\n",
         [STREAMS],
@@ -76,7 +76,7 @@ _WAY: Final = (
     Mutant(
         "stream-places-all-at-its-beginning",
         "a stream numbers the messages of its transactions without a gap",
-        "tfmq/client/transaction_streams.py",
+        "tfmq/client/transaction/pipeline.py",
         "        batch.number(self.producer_id, self.sequence)\n        self.sequence += batch.count\n",
         "        batch.number(self.producer_id, self.sequence)\n        self.sequence += 1\n",
         [STREAMS, PIPELINE, CORE, ENDING],
@@ -84,7 +84,7 @@ _WAY: Final = (
     Mutant(
         "bytes-kept-after-the-broker-has-them",
         "a transaction may be larger than memory",
-        "tfmq/client/transaction_batch.py",
+        "tfmq/client/transaction/pipeline.py",
         "            self.encoded = Encoded(bytearray(), [], encoded.record_size, ends)\n",
         "            self.encoded = Encoded(encoded.data, [], encoded.record_size, ends)\n",
         [BATCH, CORE, ENDING, PIPELINE],
@@ -92,7 +92,7 @@ _WAY: Final = (
     Mutant(
         "place-told-that-is-not-known",
         "a place is told only where the commit told it",
-        "tfmq/client/transaction_batch.py",
+        "tfmq/client/transaction/pipeline.py",
         "        return super().offset_of(index) if index < self.first_count else None\n",
         "        return super().offset_of(index)\n",
         [BATCH, CORE, ENDING, PIPELINE],
@@ -100,7 +100,7 @@ _WAY: Final = (
     Mutant(
         "topic-made-anew-gets-the-rest",
         "no part of a transaction lands in another topic than the rest",
-        "tfmq/client/transaction_gathering.py",
+        "tfmq/client/transaction/pipeline.py",
         "        self._topics[name] = lane.topic\n",
         "",
         [GATHERING, CORE, ENDING, PIPELINE],
@@ -108,7 +108,7 @@ _WAY: Final = (
     Mutant(
         "put-back-behind-what-came-later",
         "order is kept in each partition, also behind a refusal",
-        "tfmq/client/transaction_gathering.py",
+        "tfmq/client/transaction/pipeline.py",
         "        self._full[:0] = batches\n",
         "        self._full += batches\n",
         [GATHERING],
@@ -116,7 +116,7 @@ _WAY: Final = (
     Mutant(
         "closed-batch-still-shared",
         "what is under way is not added to",
-        "tfmq/client/transaction_gathering.py",
+        "tfmq/client/transaction/pipeline.py",
         "        if shared.get(batch.topic) is batch:\n            del shared[batch.topic]\n",
         "",
         [GATHERING, CORE, ENDING, PIPELINE],
@@ -127,7 +127,7 @@ _BESIDE: Final = (
     Mutant(
         "check-that-says-nothing-commits",
         "a check that does not know decides nothing",
-        "tfmq/client/transaction_checks.py",
+        "tfmq/client/transaction/check_back.py",
         "        make = REQUESTS.get(decision)\n",
         '        make = REQUESTS.get(decision or "commit")\n',
         [CHECKS],
@@ -135,7 +135,7 @@ _BESIDE: Final = (
     Mutant(
         "check-that-raises-rolls-back",
         "a check that raises decides nothing",
-        "tfmq/client/transaction_checks.py",
+        "tfmq/client/transaction/check_back.py",
         '                log.exception("The check of transaction %s raised; it is asked again later.", asked.xid)\n'
         "                continue\n",
         '                log.exception("The check of transaction %s raised; it is asked again later.", asked.xid)\n'
@@ -145,7 +145,7 @@ _BESIDE: Final = (
     Mutant(
         "check-says-rollback-and-it-commits",
         "what a check says is what is done",
-        "tfmq/client/transaction_checks.py",
+        "tfmq/client/transaction/check_back.py",
         '    "rollback": lambda asked: RollbackTransaction(asked.xid, asked.epoch, False),\n',
         '    "rollback": lambda asked: CommitTransaction(asked.xid, asked.epoch, False, False, []),\n',
         [CHECKS],
@@ -153,7 +153,7 @@ _BESIDE: Final = (
     Mutant(
         "check-decides-another-epoch",
         "a check decides the transaction that it was asked about",
-        "tfmq/client/transaction_checks.py",
+        "tfmq/client/transaction/check_back.py",
         '    "commit": lambda asked: CommitTransaction(asked.xid, asked.epoch, False, False, []),\n',
         '    "commit": lambda asked: CommitTransaction(asked.xid, 0, False, False, []),\n',
         [CHECKS],
@@ -161,7 +161,7 @@ _BESIDE: Final = (
     Mutant(
         "checks-end-with-an-outage",
         "checks go on when the broker is back",
-        "tfmq/client/transaction_checks.py",
+        "tfmq/client/transaction/check_back.py",
         "                told = error.code\n                yield Wait((), PAUSE_SECONDS)\n",
         "                return\n",
         [CHECKS],
@@ -169,15 +169,15 @@ _BESIDE: Final = (
     Mutant(
         "offsets-of-an-automatic-consumer",
         "a consumer that saves by itself cannot be part of a transaction",
-        "tfmq/client/transaction_offsets.py",
-        '    if consuming.options.commits != "manual":\n',
-        '    if consuming.options.commits == "never":\n',
+        "tfmq/client/consumer/external_offsets.py",
+        ('    membership = consuming.member()\n    if consuming.options.commits != "manual":\n'),
+        ('    membership = consuming.member()\n    if consuming.options.commits == "never":\n'),
         [OFFSETS],
     ),
     Mutant(
         "offsets-kept-elsewhere",
         "offsets that the broker does not keep cannot be part of a transaction",
-        "tfmq/client/transaction_offsets.py",
+        "tfmq/client/consumer/external_offsets.py",
         "    if consuming.options.storage is not None:\n",
         "    if consuming.options.storage is consuming:\n",
         [OFFSETS],
@@ -185,7 +185,7 @@ _BESIDE: Final = (
     Mutant(
         "offsets-of-a-fenced-consumer",
         "a consumer that lost its partitions adds no offsets",
-        "tfmq/client/transaction_offsets.py",
+        "tfmq/client/consumer/external_offsets.py",
         "    if membership.failure is not None:\n        raise membership.failure\n",
         "",
         [OFFSETS],
@@ -193,7 +193,7 @@ _BESIDE: Final = (
     Mutant(
         "consumer-told-of-a-rollback",
         "a consumer goes on from offsets that are committed only",
-        "tfmq/client/transaction.py",
+        "tfmq/client/transaction/transaction.py",
         "        if self.state not in SUCCEEDED:\n            return []\n",
         "        if self.state not in SETTLED:\n            return []\n",
         [OFFSETS, CORE, ENDING, PIPELINE],
@@ -201,7 +201,7 @@ _BESIDE: Final = (
     Mutant(
         "branch-prepared-while-work-goes-on",
         "work in a branch ends before it is prepared",
-        "tfmq/client/xa.py",
+        "tfmq/client/producer/xa.py",
         "        if branch.state == OPEN and not branch.suspended:\n",
         "        if branch.state == PREPARED and not branch.suspended:\n",
         [XA],
@@ -209,7 +209,7 @@ _BESIDE: Final = (
     Mutant(
         "unprepared-branch-committed",
         "a branch that was not prepared is committed only in one phase",
-        "tfmq/client/xa.py",
+        "tfmq/client/producer/xa.py",
         "        if branch.state == OPEN and not one_phase:\n",
         "        if branch.state != OPEN and not one_phase and branch.state != PREPARED:\n",
         [XA],
@@ -217,7 +217,7 @@ _BESIDE: Final = (
     Mutant(
         "prepared-branch-committed-in-one-phase",
         "a prepared branch is not committed in one phase",
-        "tfmq/client/xa.py",
+        "tfmq/client/producer/xa.py",
         "        if branch.state == PREPARED and one_phase:\n",
         "        if branch.state == READ_ONLY and one_phase:\n",
         [XA],
@@ -225,7 +225,7 @@ _BESIDE: Final = (
     Mutant(
         "recovery-ends-with-its-first-page",
         "recovery names all that is in doubt",
-        "tfmq/client/xa.py",
+        "tfmq/client/producer/xa.py",
         "            more = reply.more and",
         "            more = False and",
         [XA],
@@ -233,7 +233,7 @@ _BESIDE: Final = (
     Mutant(
         "suspended-branch-takes-messages",
         "nothing is sent in a branch whose work was ended",
-        "tfmq/client/transaction.py",
+        "tfmq/client/transaction/transaction.py",
         "        self.suspended = True\n        self.shared.clear()\n",
         "        self.shared.clear()\n",
         [XA],
@@ -241,7 +241,7 @@ _BESIDE: Final = (
     Mutant(
         "suspended-branch-takes-the-short-way",
         "nothing is sent in a branch whose work was ended",
-        "tfmq/client/transaction.py",
+        "tfmq/client/transaction/transaction.py",
         "        self.suspended = True\n        self.shared.clear()\n",
         "        self.suspended = True\n",
         [XA],

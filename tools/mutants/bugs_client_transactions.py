@@ -20,7 +20,7 @@ _TAKEN: Final = (
     Mutant(
         "rolled-back-transaction-is-committed",
         "a rolled back transaction is not called committed",
-        "tfmq/client/transaction_steps.py",
+        "tfmq/client/transaction/states.py",
         "    (COMMIT, IN_DOUBT): GO,\n",
         "    (COMMIT, IN_DOUBT): GO,\n    (COMMIT, ROLLED_BACK): DONE,\n",
         [STEPS, CORE, ENDING, PIPELINE],
@@ -28,7 +28,7 @@ _TAKEN: Final = (
     Mutant(
         "unknown-answer-called-rolled-back",
         "a step whose answer did not come is unknown, and nothing else",
-        "tfmq/client/transaction_steps.py",
+        "tfmq/client/transaction/states.py",
         "    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:\n        return IN_DOUBT\n",
         "    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:\n        return ROLLED_BACK\n",
         [STEPS, CORE, ENDING, PIPELINE],
@@ -36,7 +36,7 @@ _TAKEN: Final = (
     Mutant(
         "operator-s-word-forgotten",
         "what an operator decided is the state of the transaction",
-        "tfmq/client/transaction_steps.py",
+        "tfmq/client/transaction/states.py",
         "        return str(error.state)\n",
         "        return None\n",
         [STEPS, CORE, ENDING, PIPELINE],
@@ -44,7 +44,7 @@ _TAKEN: Final = (
     Mutant(
         "commit-interrupted-called-open",
         "a commit that was interrupted after it was sent may have happened",
-        "tfmq/client/transaction.py",
+        "tfmq/client/transaction/transaction.py",
         "            self._move(IN_DOUBT if self.ending.asked else self._still(before), None)\n",
         "            self._move(before, None)\n",
         [CORE, ENDING, PIPELINE],
@@ -52,7 +52,7 @@ _TAKEN: Final = (
     Mutant(
         "sends-go-on-beside-a-commit",
         "nothing is sent in a transaction while it is committed",
-        "tfmq/client/transaction.py",
+        "tfmq/client/transaction/transaction.py",
         "        self.shared.clear()  # nothing is sent the short way meanwhile\n",
         "",
         [CORE, ENDING, PIPELINE, ALL],
@@ -60,7 +60,7 @@ _TAKEN: Final = (
     Mutant(
         "two-steps-at-a-time",
         "steps of one transaction follow one another",
-        "tfmq/client/transaction.py",
+        "tfmq/client/transaction/transaction.py",
         "        while self.state in STEPPING:\n            yield Wait((self._stepped,))\n        if verdict",
         "        if verdict",
         [CORE, ENDING, PIPELINE],
@@ -68,7 +68,7 @@ _TAKEN: Final = (
     Mutant(
         "unknown-without-advice",
         "whoever does not know the outcome is told how to learn it",
-        "tfmq/client/transaction_steps.py",
+        "tfmq/client/transaction/states.py",
         "    if error.outcome != UNKNOWN or isinstance(error, Damaged):\n        return error\n",
         "    if error.outcome:\n        return error\n",
         [CORE, ENDING, PIPELINE],
@@ -79,7 +79,7 @@ _ENDS: Final = (
     Mutant(
         "exception-commits",
         "an exception inside `with` rolls back",
-        "tfmq/client/transaction.py",
+        "tfmq/client/transaction/transaction.py",
         "        elif self.state == OPEN:\n            try:\n                with suppress(TfmqError):\n"
         "                    yield from self.rolling_back(LEAVE_SECONDS)\n",
         "        elif self.state == OPEN:\n            try:\n                with suppress(TfmqError):\n"
@@ -89,7 +89,7 @@ _ENDS: Final = (
     Mutant(
         "prepared-rolled-back-by-an-exception",
         "a prepared transaction is somebody's decision, whatever happens to the block",
-        "tfmq/client/transaction.py",
+        "tfmq/client/transaction/transaction.py",
         "        elif self.state == OPEN:\n            try:\n",
         "        elif self.state in (OPEN, PREPARED):\n            try:\n",
         [CORE, ENDING, PIPELINE, "tests/test_transactions.py"],
@@ -97,7 +97,7 @@ _ENDS: Final = (
     Mutant(
         "prepared-rolled-back-by-closing",
         "a prepared transaction outlives its producer",
-        "tfmq/client/transaction.py",
+        "tfmq/client/transaction/transaction.py",
         "        if self.state != OPEN:\n            return False\n        lost = ",
         "        if self.state not in (OPEN, PREPARED):\n            return False\n        lost = ",
         [CORE, ENDING, PIPELINE, ALL],
@@ -105,7 +105,7 @@ _ENDS: Final = (
     Mutant(
         "failed-commit-delivers",
         "deliveries of a transaction that was not committed fail",
-        "tfmq/client/transaction.py",
+        "tfmq/client/transaction/transaction.py",
         "        committed = self.state in SUCCEEDED\n        if not committed and error is None:\n",
         "        committed = self.state in SETTLED\n        if not committed and error is None:\n",
         [CORE, ENDING, PIPELINE],
@@ -113,7 +113,7 @@ _ENDS: Final = (
     Mutant(
         "placed-by-the-next-batch",
         "a delivery tells the place of its own message",
-        "tfmq/client/transaction.py",
+        "tfmq/client/transaction/transaction.py",
         "        offsets = iter(self.ending.placed)\n",
         "        offsets = iter(self.ending.placed[1:])\n",
         [CORE, ENDING, PIPELINE],
@@ -121,7 +121,7 @@ _ENDS: Final = (
     Mutant(
         "forked-child-ends-its-parent-s",
         "a forked child leaves its parent's transactions alone",
-        "tfmq/client/transactions.py",
+        "tfmq/client/transaction/manager.py",
         "            transaction.abandon()\n",
         "            transaction.drop(None)\n",
         [CORE, ENDING, PIPELINE, ALL],
@@ -129,7 +129,7 @@ _ENDS: Final = (
     Mutant(
         "forgotten-transaction-stays",
         "a transaction that nobody holds is rolled back",
-        "tfmq/client/transactions.py",
+        "tfmq/client/transaction/manager.py",
         '                transaction.drop(None, "The transaction was given up, so it was rolled back.")\n',
         "                transaction.ending.halt()\n",
         [CORE, ENDING, PIPELINE, HANDLE, ALL],
@@ -137,7 +137,7 @@ _ENDS: Final = (
     Mutant(
         "held-branch-swept-away",
         "a branch goes on although nobody holds a handle on it",
-        "tfmq/client/transactions.py",
+        "tfmq/client/transaction/manager.py",
         "            if transaction.held:\n                continue\n",
         "",
         [ALL],
@@ -145,7 +145,7 @@ _ENDS: Final = (
     Mutant(
         "lost-work-not-told-at-a-close",
         "a producer that is closed says what was rolled back",
-        "tfmq/client/transactions.py",
+        "tfmq/client/transaction/manager.py",
         "        if lost:\n            raise TransactionRolledBack(LOST.format(lost))\n",
         "",
         [CORE, ENDING, PIPELINE, ALL],
@@ -153,7 +153,7 @@ _ENDS: Final = (
     Mutant(
         "rollback-without-a-request",
         "what is rolled back is rolled back at the broker, at once",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         "            self._link.call(request, seconds=LET_GO_SECONDS, unattended=True)\n",
         "            del request\n",
         [ENDING, CORE, PIPELINE],
@@ -164,7 +164,7 @@ _REQUESTS: Final = (
     Mutant(
         "rollback-of-a-frame-under-way",
         "a frame whose answer did not come is not called rolled back",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         "        if self.framed:\n            raise TransactionState(",
         "        if self.framed and self.begun:\n            raise TransactionState(",
         [ENDING, CORE, PIPELINE],
@@ -172,7 +172,7 @@ _REQUESTS: Final = (
     Mutant(
         "frame-repeated-under-another-number",
         "a commit that is called again is the same request, so it cannot commit twice",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         '            if error.outcome == "not done":\n                self._stream = None\n',
         "            self._stream = None\n",
         [ENDING, CORE, PIPELINE],
@@ -180,7 +180,7 @@ _REQUESTS: Final = (
     Mutant(
         "frame-not-put-back",
         "what a refused frame held is in the next try",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         "            if not done:\n                self._gathering.put_back(batches)\n",
         "            pass\n",
         [ENDING, CORE, PIPELINE],
@@ -188,7 +188,7 @@ _REQUESTS: Final = (
     Mutant(
         "frame-s-stream-keeps-its-sequence",
         "a stream numbers the messages of its transactions without a gap",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         "        stream.sequence += sum(batch.count for batch in batches)\n",
         "",
         [ENDING, CORE, PIPELINE],
@@ -196,7 +196,7 @@ _REQUESTS: Final = (
     Mutant(
         "frame-numbered-as-the-last-one",
         "each transaction of a stream has a number of its own",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         "                stream = yield from streams.leasing(until)\n            stream.number += 1\n",
         "                stream = yield from streams.leasing(until)\n            stream.number = 1\n",
         [ENDING, CORE, PIPELINE],
@@ -204,7 +204,7 @@ _REQUESTS: Final = (
     Mutant(
         "strange-stream-believed-after-a-repeat",
         "a frame that may have been taken does not go again in another stream",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         "(isinstance(call.error, STRANGE) and call.sends == 1)",
         "isinstance(call.error, STRANGE)",
         [ENDING, CORE, PIPELINE],
@@ -212,7 +212,7 @@ _REQUESTS: Final = (
     Mutant(
         "unknown-commit-called-rolled-back",
         "what a repeated commit does not find may have been committed by its first try",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         "isinstance(call.error, UnknownTransaction) and",
         "isinstance(call.error, UnknownTransaction) or False and",
         [ENDING, CORE, PIPELINE],
@@ -220,7 +220,7 @@ _REQUESTS: Final = (
     Mutant(
         "commit-of-a-prepared-one-in-one-phase",
         "a prepared transaction is committed as one that is prepared",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         "            self.xid, self.epoch, not self.prepared, False, [] if self.prepared else self._rows()\n",
         "            self.xid, self.epoch, True, False, [] if self.prepared else self._rows()\n",
         [ENDING, CORE, PIPELINE],
@@ -228,7 +228,7 @@ _REQUESTS: Final = (
     Mutant(
         "prepare-does-not-wait-for-its-messages",
         "a transaction is prepared when the broker has all of it",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         "        while pipeline.failure is None and (pipeline.bytes or not pipeline.begun):\n",
         "        while pipeline.failure is None and not pipeline.begun:\n",
         [ENDING, CORE, PIPELINE],
@@ -236,7 +236,7 @@ _REQUESTS: Final = (
     Mutant(
         "failed-message-passed-over",
         "a transaction that lost a batch on its way is not committed",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         "            yield Wait((pipeline.moved(),))\n        _raise(pipeline.failure)\n\n    def _transacting",
         "            yield Wait((pipeline.moved(),))\n\n    def _transacting",
         [ENDING, CORE, PIPELINE],
@@ -244,7 +244,7 @@ _REQUESTS: Final = (
     Mutant(
         "offsets-left-out-of-the-prepare",
         "offsets are prepared with the messages",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         "        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, self._rows())\n",
         "        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, [])\n",
         [ENDING, CORE, PIPELINE, OFFSETS],
@@ -252,7 +252,7 @@ _REQUESTS: Final = (
     Mutant(
         "named-rollback-without-an-answer-called-done",
         "a rollback that nobody answered is not called done for one that others may commit",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         "        return lost and not self._beginning.xid and not self._prepare_sent\n",
         "        return lost\n",
         [ENDING, CORE, PIPELINE],
@@ -260,7 +260,7 @@ _REQUESTS: Final = (
     Mutant(
         "frame-of-any-size",
         "what outgrows a frame is sent while it grows",
-        "tfmq/client/transactions.py",
+        "tfmq/client/transaction/manager.py",
         "        return few and gathering.size_bytes() <= FRAME_BYTES\n",
         "        return few\n",
         [ALL],
@@ -268,7 +268,7 @@ _REQUESTS: Final = (
     Mutant(
         "frame-of-any-number-of-batches",
         "a frame holds as many batches as the broker takes",
-        "tfmq/client/transactions.py",
+        "tfmq/client/transaction/manager.py",
         "        return few and gathering.size_bytes() <= FRAME_BYTES\n",
         "        return gathering.size_bytes() <= FRAME_BYTES\n",
         [ENDING],
@@ -276,7 +276,7 @@ _REQUESTS: Final = (
     Mutant(
         "busy-broker-asked-for-ever",
         "a step ends when its time is over, however busy the broker",
-        "tfmq/client/transaction_asking.py",
+        "tfmq/client/connection/requests.py",
         "        if not isinstance(call.error, Busy) or link.now() + pause >= until:\n",
         "        if not isinstance(call.error, Busy):\n",
         [ASKING],
@@ -284,9 +284,9 @@ _REQUESTS: Final = (
     Mutant(
         "call-left-behind",
         "who stops waiting leaves no call behind",
-        "tfmq/client/transaction_asking.py",
-        "        finally:\n            link.abandon(call)\n",
-        "        finally:\n            pass\n",
+        "tfmq/client/connection/requests.py",
+        ("                yield Wait((call,))\n        finally:\n            link.abandon(call)\n"),
+        ("                yield Wait((call,))\n        finally:\n            pass\n"),
         [ASKING, CORE, ENDING, PIPELINE],
     ),
 )

@@ -263,7 +263,7 @@ SENDING: Final = (
     Mutant(
         "numbered-send-not-forced",
         "a numbered send is on the disk when it ends",
-        "tfmq/client/numbered.py",
+        "tfmq/client/send/idempotent_send.py",
         "    request = Produce(*place, ACKS_SYNCED, encoded.blocks)",
         "    request = Produce(*place, 1, encoded.blocks)",
         [NUMBERED, REDRIVE],

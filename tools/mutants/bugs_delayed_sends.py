@@ -11,7 +11,7 @@ DELAYED_SENDS: Final = (
     Mutant(
         "delay-begins-anew-when-it-is-sent-again",
         "what a delayed message waited in the client is taken off its delay, each time it goes out",
-        "tfmq/client/delayed_stream.py",
+        "tfmq/client/send/partition_sender.py",
         "            return request._replace(due=dues.packed(sender.now()))\n",
         "            return request._replace(due=dues.packed_whole())\n",
         [DELAYS],
@@ -19,7 +19,7 @@ DELAYED_SENDS: Final = (
     Mutant(
         "delay-not-renewed-after-a-reconnect",
         "a request that passes with time is made anew each time it goes out",
-        "tfmq/client/link.py",
+        "tfmq/client/connection/connection.py",
         "        if call.renew is not None:\n",
         "        if call.renew is not None and not call.sends:\n",
         [LINK, DELAYS],
@@ -27,7 +27,7 @@ DELAYED_SENDS: Final = (
     Mutant(
         "delayed-batch-in-a-partition-s-stream",
         "plain and delayed sends of one producer have ids of their own",
-        "tfmq/client/streams.py",
+        "tfmq/client/send/accumulator.py",
         "        if delayed:\n            return self.delayed.door(topic, partition)\n",
         "        if delayed < 0:\n            return self.delayed.door(topic, partition)\n",
         [DELAYS],
@@ -35,7 +35,7 @@ DELAYED_SENDS: Final = (
     Mutant(
         "gone-topic-ends-the-stream-of-delayed-messages",
         "a topic that is gone ends only the delayed messages that were for it",
-        "tfmq/client/delayed_stream.py",
+        "tfmq/client/send/partition_sender.py",
         "    has_one_topic: ClassVar[bool] = False\n",
         "    has_one_topic: ClassVar[bool] = True\n",
         [DELAYS],
@@ -43,7 +43,7 @@ DELAYED_SENDS: Final = (
     Mutant(
         "due-lost-in-a-transaction-that-grew",
         "delayed messages of a transaction wait, however large it is",
-        "tfmq/client/transaction_pipeline.py",
+        "tfmq/client/transaction/pipeline.py",
         "            batch.due,\n            self.epoch,\n",
         "            None,\n            self.epoch,\n",
         ["tests/client/test_transaction.py"],
@@ -51,7 +51,7 @@ DELAYED_SENDS: Final = (
     Mutant(
         "due-lost-in-a-transaction-of-one-frame",
         "delayed messages of a transaction wait, however small it is",
-        "tfmq/client/transaction_ending.py",
+        "tfmq/client/transaction/commit.py",
         "                    batch.due,\n",
         "                    None,\n",
         ["tests/client/test_transaction.py"],
@@ -59,7 +59,7 @@ DELAYED_SENDS: Final = (
     Mutant(
         "delayed-and-plain-share-a-transaction-s-batch",
         "plain messages of a transaction do not wait with its delayed ones",
-        "tfmq/client/transaction_gathering.py",
+        "tfmq/client/transaction/pipeline.py",
         "        batch = self._target(topic, message, due is not None)\n        size",
         "        batch = self._target(topic, message, True)\n        size",
         ["tests/client/test_transaction_gathering.py"],
@@ -67,7 +67,7 @@ DELAYED_SENDS: Final = (
     Mutant(
         "one-hole-after-the-other-for-a-gone-topic",
         "batches for a topic that is gone make one hole, however many they are",
-        "tfmq/client/delayed_stream.py",
+        "tfmq/client/send/partition_sender.py",
         "        strays = self._strays(self.flight)\n",
         "        strays = self._strays([])\n",
         [DELAYS],
@@ -75,7 +75,7 @@ DELAYED_SENDS: Final = (
     Mutant(
         "handles-of-other-messages",
         "each message of a delayed batch gets its own handle",
-        "tfmq/client/delayed_batch.py",
+        "tfmq/client/send/batch.py",
         "delayed=self.handles[first : first + count]",
         "delayed=self.handles[:count]",
         ["tests/client/test_delayed_batch.py"],
@@ -83,7 +83,7 @@ DELAYED_SENDS: Final = (
     Mutant(
         "delay-rounded-down",
         "a delay is never shorter than what was asked for",
-        "tfmq/client/dues.py",
+        "tfmq/client/send/delivery_time.py",
         "ceil(float(seconds) * 1000 - HALF_MICROSECOND)",
         "int(float(seconds) * 1000 + HALF_MICROSECOND)",
         ["tests/client/test_dues.py"],

@@ -14,7 +14,7 @@ TWISTED: Final = "tests/client/drivers/test_twisted.py"
 HOOKS: Final = "tests/test_hooks.py"
 CODECS: Final = "tests/test_codecs.py"
 
-_FOLDERS = "tfmq/client/folders.py"
+_FOLDERS = "tfmq/client/connection/addresses.py"
 _IDLE = "tfmq/server/server.py"
 _TWISTED = "tfmq/client/drivers/twisted.py"
 _HOOKS = "tfmq/hooks.py"

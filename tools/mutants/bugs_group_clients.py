@@ -12,9 +12,9 @@ CONSUMING: Final = "tests/client/test_consuming.py"
 PROCESSED: Final = "tests/client/test_processed.py"
 SCENARIOS: Final = "tests/client/test_group_scenarios.py"
 
-_HANDOVER = "tfmq/client/handover.py"
-_MEMBERSHIP = "tfmq/client/membership.py"
-_ASSIGNMENT = "tfmq/client/assignment.py"
+_HANDOVER = "tfmq/client/consumer/rebalance.py"
+_MEMBERSHIP = "tfmq/client/consumer/membership.py"
+_ASSIGNMENT = "tfmq/client/consumer/assignment.py"
 
 HANDING_OVER: Final = (
     Mutant(
@@ -84,7 +84,7 @@ HANDING_OVER: Final = (
     Mutant(
         "end-not-told-to-on-revoked",
         "on_revoked is told at the end",
-        "tfmq/client/consuming.py",
+        "tfmq/client/consumer/core.py",
         "                yield from self.handover.tell_the_end()\n",
         "",
         [HANDOVER],
@@ -92,7 +92,7 @@ HANDING_OVER: Final = (
     Mutant(
         "on-assigned-told-too-late",
         "on_assigned is told before anything of the partition is handed out",
-        "tfmq/client/consuming.py",
+        "tfmq/client/consumer/core.py",
         "            if self.membership is not None and self.handover.has_news:\n"
         "                yield from self.handover.tell()\n                continue\n",
         "",
@@ -285,7 +285,7 @@ MEMBERS: Final = (
     Mutant(
         "fork-keeps-its-parent-s-partitions",
         "a forked child of a member has nothing until it has joined",
-        "tfmq/client/consuming.py",
+        "tfmq/client/consumer/core.py",
         "            self.assignment.renew()\n",
         "",
         [CONSUMING],
@@ -317,7 +317,7 @@ MEMBERS: Final = (
     Mutant(
         "growth-is-not-told",
         "a partition that appears is read at once",
-        "tfmq/client/looking.py",
+        "tfmq/client/consumer/assignment.py",
         "        self.grown = not self._told_by_group and self._counts.get(topic, count) != count\n",
         "",
         ["tests/client/test_looking.py"],

@@ -16,11 +16,11 @@ POSITIONS: Final = "tests/client/test_positions.py"
 OPTIONS: Final = "tests/client/test_consumer_options.py"
 GOING: Final = "tests/client/test_going_back.py"
 
-_ASSIGNMENT = "tfmq/client/assignment.py"
-_OFFSETS = "tfmq/client/group_offsets.py"
-_SAVING = "tfmq/client/saving.py"
-_OPTIONS = "tfmq/client/consumer_options.py"
-_CONSUMING = "tfmq/client/consuming.py"
+_ASSIGNMENT = "tfmq/client/consumer/assignment.py"
+_OFFSETS = "tfmq/client/consumer/offset_commit.py"
+_SAVING = "tfmq/client/consumer/offset_commit.py"
+_OPTIONS = "tfmq/client/consumer/options.py"
+_CONSUMING = "tfmq/client/consumer/core.py"
 
 PLACES: Final = (
     Mutant(
@@ -100,7 +100,7 @@ PLACES: Final = (
     Mutant(
         "lost-partition-saved-at-close",
         "what is lost is gone from the books at once",
-        "tfmq/client/positions.py",
+        "tfmq/client/consumer/positions.py",
         "        self.remove(name)\n        if open_ended:\n",
         "        if open_ended:\n",
         [POSITIONS],
@@ -108,7 +108,7 @@ PLACES: Final = (
     Mutant(
         "loss-told-again-and-again",
         "a loss with something in work is told once",
-        "tfmq/client/positions.py",
+        "tfmq/client/consumer/positions.py",
         "        self._lost.difference_update(lost)\n",
         "",
         [POSITIONS],
@@ -116,7 +116,7 @@ PLACES: Final = (
     Mutant(
         "loss-not-told",
         "a loss with something in work is told",
-        "tfmq/client/positions.py",
+        "tfmq/client/consumer/positions.py",
         "        if open_ended:\n            self._lost.add(name)\n",
         "",
         [POSITIONS],
@@ -160,7 +160,7 @@ CONSUMERS: Final = (
     Mutant(
         "filter-s-failure-loses-what-stands-before",
         "where a filter raises, what stands before that message comes first",
-        "tfmq/client/filtering.py",
+        "tfmq/client/consumer/fetcher.py",
         "            return Batch(batch.name, kept, place), place\n",
         "            return Batch(batch.name, [], place), place\n",
         ["tests/client/test_filtering.py"],
@@ -168,7 +168,7 @@ CONSUMERS: Final = (
     Mutant(
         "filter-s-failure-passes-its-message",
         "the message at which a filter raises is asked about again",
-        "tfmq/client/filtering.py",
+        "tfmq/client/consumer/fetcher.py",
         "            place = Place(message.offset, message.ordinal, message.origin.epoch)\n",
         "            place = Place(message.next_offset, message.ordinal + 1, message.origin.epoch)\n",
         ["tests/client/test_filtering.py", CONSUMING],
@@ -176,7 +176,7 @@ CONSUMERS: Final = (
     Mutant(
         "filter-keeps-what-it-says-no-to",
         "what a filter says no to is left out",
-        "tfmq/client/filtering.py",
+        "tfmq/client/consumer/fetcher.py",
         "            if wanted:\n",
         "            if wanted or message:\n",
         ["tests/client/test_filtering.py"],
@@ -184,7 +184,7 @@ CONSUMERS: Final = (
     Mutant(
         "lag-of-what-was-read-ahead",
         "lag counts what was not handed out",
-        "tfmq/client/lag.py",
+        "tfmq/client/consumer/core.py",
         "    places = {name: positions.handed_out(name) for name in fetcher.feeds}\n",
         "    places = {name: fetcher.feeds[name].place for name in fetcher.feeds}\n",
         ["tests/client/test_lag.py", START],
@@ -192,7 +192,7 @@ CONSUMERS: Final = (
     Mutant(
         "lag-counts-bytes",
         "lag counts messages",
-        "tfmq/client/lag.py",
+        "tfmq/client/consumer/core.py",
         "max(0, end - ordinal)",
         "max(0, ends[name].result().offset - place.offset)",
         ["tests/client/test_lag.py", START],
@@ -211,7 +211,7 @@ GOING_BACK: Final = (
     Mutant(
         "rollback-hands-out-nothing-again",
         "what a rolled-back transaction had of a consumer is handed out again",
-        "tfmq/client/transaction_handle.py",
+        "tfmq/client/transaction/transaction.py",
         "            each.came_to_nothing()\n",
         "            pass\n",
         [GOING],
@@ -219,7 +219,7 @@ GOING_BACK: Final = (
     Mutant(
         "gone-back-before-the-broker-said-where",
         "nothing is handed out before the broker has said where the group stands",
-        "tfmq/client/going_back.py",
+        "tfmq/client/consumer/core.py",
         "        core.held.add(name)\n",
         "",
         [GOING],

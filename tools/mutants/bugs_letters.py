@@ -28,7 +28,7 @@ KEPT: Final = (
     Mutant(
         "offset-passes-before-the-letter-is-kept",
         "the offset passes a failed message once the store has it",
-        "tfmq/client/running.py",
+        "tfmq/client/worker/runner.py",
         "    def _with_store(self, store: DeadLetters, job: Job, error: Exception) -> Operation[float | None]:\n"
         "        message = job.message\n",
         "    def _with_store(self, store: DeadLetters, job: Job, error: Exception) -> Operation[float | None]:\n"

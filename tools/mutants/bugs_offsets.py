@@ -69,7 +69,7 @@ IN_STORAGES: Final = (
     Mutant(
         "others-of-a-refused-batch-are-passed",
         "behind Fenced the other partitions of the batch come again",
-        "tfmq/client/storage_offsets.py",
+        "tfmq/client/consumer/external_offsets.py",
         "            for name in self.places.keys() - set(lost):\n",
         "            for name in set(lost):\n",
         [SESSIONS],

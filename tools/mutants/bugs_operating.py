@@ -39,7 +39,7 @@ OPERATING: Final = (
     Mutant(
         "handles-that-no-delivery-gets",
         "a delivery of a committed transaction has the handle of its delayed message",
-        "tfmq/client/transaction.py",
+        "tfmq/client/transaction/transaction.py",
         "                batch.take_handles(self.ending.delayed.get(index))\n",
         "",
         ["tests/test_transaction_handles.py"],
@@ -135,7 +135,7 @@ OPERATING: Final = (
     Mutant(
         "purge-that-leaves-groups-behind",
         "groups go on at what a purge has left",
-        "tfmq/client/administration.py",
+        "tfmq/client/admin/admin.py",
         "            yield from self._ask(commands.ResetGroup(group, offsets))\n        except",
         "            pass\n        except",
         ["tests/cli/test_topic.py"],
@@ -159,15 +159,21 @@ OPERATING: Final = (
     Mutant(
         "doubtful-batch-sent-to-the-new-topic",
         "what may be stored in a deleted topic is not sent again to the one that is made anew",
-        "tfmq/client/stream.py",
-        "        if batch.attempts <= 1 and not batch.moved_from:\n",
-        "        if not batch.moved_from:\n",
+        "tfmq/client/send/partition_sender.py",
+        (
+            '        """Once is enough: a topic that is deleted again and again takes nothing."""\n'
+            "        if batch.attempts <= 1 and not batch.moved_from:\n"
+        ),
+        (
+            '        """Once is enough: a topic that is deleted again and again takes nothing."""\n'
+            "        if not batch.moved_from:\n"
+        ),
         ["tests/client/test_stream.py"],
     ),
     Mutant(
         "keys-sent-to-other-partitions",
         "a topic that is made anew with other partitions takes no batch of the deleted one",
-        "tfmq/client/sender.py",
+        "tfmq/client/send/accumulator.py",
         "            if batch.moved_from not in (0, len(topic.partitions)):\n",
         "            if batch.moved_from < 0:\n",
         ["tests/client/test_stream.py"],

@@ -6,9 +6,9 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-_LISTENERS = "tfmq/client/listeners.py"
-_OPTIONS = "tfmq/client/consumer_options.py"
-_AWAY = "tfmq/client/away.py"
+_LISTENERS = "tfmq/client/worker/listeners.py"
+_OPTIONS = "tfmq/client/consumer/options.py"
+_AWAY = "tfmq/client/worker/runner.py"
 _URLS = "tfmq/offsets/storage.py"
 _HOPELESS = "tfmq/offsets/storage.py"
 
@@ -67,7 +67,7 @@ HANDLERS: Final = (
     Mutant(
         "what-a-thread-was-given-back-is-not-looked-at",
         "a handler whose body did not run has failed, in threads too",
-        "tfmq/client/run_threads.py",
+        "tfmq/client/worker/thread_runner.py",
         "                finished(found)\n",
         "",
         ["tests/client/test_running.py::test_a_handler_whose_body_did_not_run_has_failed"],
@@ -75,7 +75,7 @@ HANDLERS: Final = (
     Mutant(
         "messages-taken-from-the-handlers-of-a-run",
         "within a run nobody else is handed messages",
-        "tfmq/client/ledger.py",
+        "tfmq/client/consumer/positions.py",
         "        if self.running:\n            raise NotAllowed(",
         "        if self.running and False:\n            raise NotAllowed(",
         ["tests/client/test_running.py::test_within_a_run_nobody_else_is_handed_messages"],
@@ -83,7 +83,7 @@ HANDLERS: Final = (
     Mutant(
         "what-is-to-be-awaited-is-a-yes",
         "a filter that says neither yes nor no passes nothing",
-        "tfmq/client/filtering.py",
+        "tfmq/client/consumer/fetcher.py",
         "                _refuse_awaitable(wanted)\n",
         "                pass\n",
         ["tests/client/test_filtering.py"],
@@ -91,7 +91,7 @@ HANDLERS: Final = (
     Mutant(
         "on-assigned-awaited-by-nobody",
         "on_assigned and on_revoked are run, or refused",
-        "tfmq/client/handover.py",
+        "tfmq/client/consumer/rebalance.py",
         "begin_task if options.awaits else refuse\n",
         "begin_task\n",
         ["tests/client/test_handover.py"],
@@ -134,7 +134,7 @@ CONSUMERS: Final = (
     Mutant(
         "stop-of-a-coroutine-that-awaits-nothing-comes-too-late",
         "behind stop() in a handler no other begins",
-        "tfmq/client/running.py",
+        "tfmq/client/worker/runner.py",
         "core.stop_asked.done or core.positions.stopped or core.closed\n",
         "core.stop_asked.done or core.closed\n",
         ["tests/client/test_run_tasks.py::test_behind_stop_in_a_handler_that_awaits_nothing_no_other_begins"],

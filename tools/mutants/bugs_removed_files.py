@@ -10,7 +10,7 @@ DATABASE: Final = "tests/dead_letters/test_database.py"
 STORE: Final = "tests/client/test_local_store.py"
 
 _DATABASE = "tfmq/dead_letters/sql_store.py"
-_STORE = "tfmq/client/local_store.py"
+_STORE = "tfmq/client/producer/outbox.py"
 
 REMOVED_FILES: Final = (
     Mutant(

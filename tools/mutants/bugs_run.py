@@ -11,8 +11,8 @@ PROCESSED: Final = "tests/client/test_processed_run.py"
 LANES: Final = "tests/client/test_handler_lanes.py"
 BACKOFF: Final = "tests/client/test_backoff.py"
 
-_RUNNING = "tfmq/client/running.py"
-_LANES = "tfmq/client/handler_lanes.py"
+_RUNNING = "tfmq/client/worker/runner.py"
+_LANES = "tfmq/client/worker/ordered_queues.py"
 _BACKOFF = "tfmq/client/backoff.py"
 
 LANES_AND_CALLS: Final = (
@@ -192,7 +192,7 @@ LANES_AND_CALLS: Final = (
     Mutant(
         "traceback-not-logged",
         "a failed call is logged with its traceback",
-        "tfmq/client/listeners.py",
+        "tfmq/client/worker/listeners.py",
         "    exc_info = _exc_info(cause) if tracebacks else None\n",
         "    exc_info = None\n",
         [f"{RUNNING}::test_the_traceback_of_each_failed_call_is_logged_and_begins_at_the_handler"],
@@ -200,7 +200,7 @@ LANES_AND_CALLS: Final = (
     Mutant(
         "traceback-though-switched-off",
         "with tracebacks=False only the class of an error is logged",
-        "tfmq/client/running.py",
+        "tfmq/client/worker/runner.py",
         "        log_failure(job.message, error, then, tracebacks=self._tracebacks)\n",
         "        log_failure(job.message, error, then)\n",
         [f"{RUNNING}::test_without_tracebacks_only_the_class_of_an_error_is_logged"],
@@ -208,7 +208,7 @@ LANES_AND_CALLS: Final = (
     Mutant(
         "payload-in-the-log",
         "the words of a codec, which quote payloads, are not logged",
-        "tfmq/client/listeners.py",
+        "tfmq/client/worker/listeners.py",
         "    if error is None or _quotes_payload(error):\n",
         "    if error is None:\n",
         [f"{RUNNING}::test_the_words_of_a_codec_quote_payloads_and_are_not_logged"],

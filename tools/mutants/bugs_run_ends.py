@@ -15,9 +15,9 @@ HANDLING: Final = "tests/client/test_handling.py"
 LISTENERS: Final = "tests/client/test_listeners.py"
 STEERING: Final = "tests/client/test_steering.py"
 
-_RUNNING = "tfmq/client/running.py"
-_HANDLING = "tfmq/client/handling.py"
-_LISTENERS = "tfmq/client/listeners.py"
+_RUNNING = "tfmq/client/worker/runner.py"
+_HANDLING = "tfmq/client/worker/message_context.py"
+_LISTENERS = "tfmq/client/worker/listeners.py"
 
 ENDS: Final = (
     Mutant(
@@ -41,7 +41,7 @@ ENDS: Final = (
     Mutant(
         "signal-ignored",
         "a signal ends the run in order",
-        "tfmq/client/run_signals.py",
+        "tfmq/client/worker/runner.py",
         "        self._told = True\n        tell(number)\n        self._stop()\n",
         "        self._told = True\n        tell(number)\n",
         [SIGNALS],
@@ -49,7 +49,7 @@ ENDS: Final = (
     Mutant(
         "second-signal-ignored",
         "a second signal ends at once",
-        "tfmq/client/run_signals.py",
+        "tfmq/client/worker/runner.py",
         "            self._restore()\n            raise at_once(number)\n",
         "            return\n",
         [SIGNALS],
@@ -57,7 +57,7 @@ ENDS: Final = (
     Mutant(
         "signal-handlers-stay",
         "a run that ended leaves signals as they were",
-        "tfmq/client/run_signals.py",
+        "tfmq/client/worker/runner.py",
         "        self._restore()\n\n",
         "        self._before.clear()\n\n",
         [SIGNALS],
@@ -65,7 +65,7 @@ ENDS: Final = (
     Mutant(
         "asyncio-s-second-signal-ignored",
         "with asyncio, too, a second signal ends at once",
-        "tfmq/client/run_tasks.py",
+        "tfmq/client/worker/asyncio_runner.py",
         "            self._signal = number\n            for task in self._tasks:\n                task.cancel()\n",
         "            self._signal = number\n",
         [TASKS],
@@ -73,7 +73,7 @@ ENDS: Final = (
     Mutant(
         "plain-function-blocks-the-loop",
         "with asyncio plain functions are called in a thread",
-        "tfmq/client/run_tasks.py",
+        "tfmq/client/worker/asyncio_runner.py",
         "                found = await self._threads.call(partial(self._plain, listener, message))\n",
         "                found = self._plain(listener, message)\n",
         [TASKS],
@@ -81,7 +81,7 @@ ENDS: Final = (
     Mutant(
         "reactor-does-not-wait",
         "a reactor that stops waits until what handlers have in work is finished and saved",
-        "tfmq/client/run_deferreds.py",
+        "tfmq/client/worker/twisted_runner.py",
         'addSystemEventTrigger("before", "shutdown", self._begins)',
         'addSystemEventTrigger("after", "shutdown", self._begins)',
         [DEFERREDS],
@@ -89,7 +89,7 @@ ENDS: Final = (
     Mutant(
         "workers-in-turn",
         "workers are at work at the same time",
-        "tfmq/client/run_tasks.py",
+        "tfmq/client/worker/asyncio_runner.py",
         "[asyncio.create_task(self._work()) for _ in range(workers)]",
         "[asyncio.create_task(self._work()) for _ in range(1)]",
         [TASKS],
@@ -174,7 +174,7 @@ LOOPS: Final = (
     Mutant(
         "negative-time-is-put-off",
         "RetryLater takes a time from now on",
-        "tfmq/client/steering.py",
+        "tfmq/client/worker/listeners.py",
         'not 0 <= found < float("inf")',
         'not found < float("inf")',
         [STEERING],

@@ -11,9 +11,9 @@ PROCESSED: Final = "tests/client/test_processed_run.py"
 LEDGER: Final = "tests/client/test_ledger.py"
 POSITIONS: Final = "tests/client/test_positions.py"
 
-_RUNNING = "tfmq/client/running.py"
-_LEDGER = "tfmq/client/ledger.py"
-_POSITIONS = "tfmq/client/positions.py"
+_RUNNING = "tfmq/client/worker/runner.py"
+_LEDGER = "tfmq/client/consumer/positions.py"
+_POSITIONS = "tfmq/client/consumer/positions.py"
 
 SAVED: Final = (
     Mutant(

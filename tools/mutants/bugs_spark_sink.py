@@ -29,7 +29,7 @@ SPARK_SINK: Final = (
     Mutant(
         "member-of-any-size",
         LARGE,
-        "tfmq/client/commit_group.py",
+        "tfmq/client/transaction/commit_group.py",
         '            self._bytes + batch.size_bytes > limits["transaction_bytes"]\n',
         '            self._bytes > limits["transaction_bytes"]\n',
         [PART],
@@ -37,7 +37,7 @@ SPARK_SINK: Final = (
     Mutant(
         "member-of-a-piece-too-many",
         LARGE,
-        "tfmq/client/commit_group.py",
+        "tfmq/client/transaction/commit_group.py",
         'self._batches >= limits["transaction_pieces"]',
         'self._batches > limits["transaction_pieces"]',
         [PART],
@@ -45,7 +45,7 @@ SPARK_SINK: Final = (
     Mutant(
         "sizes-of-earlier-members-count",
         LARGE,
-        "tfmq/client/commit_group.py",
+        "tfmq/client/transaction/commit_group.py",
         "        self._batches = self._bytes = 0\n        self._task",
         "        self._batches = 0\n        self._task",
         [PART],
@@ -53,7 +53,7 @@ SPARK_SINK: Final = (
     Mutant(
         "member-is-never-old",
         LARGE,
-        "tfmq/client/commit_group.py",
+        "tfmq/client/transaction/commit_group.py",
         "self._later(timeout_ms / 2000, self._grown_old)",
         "self._later(timeout_ms, self._grown_old)",
         [PART],
@@ -61,7 +61,7 @@ SPARK_SINK: Final = (
     Mutant(
         "old-member-is-prepared-twice",
         ONCE,
-        "tfmq/client/commit_group.py",
+        "tfmq/client/transaction/commit_group.py",
         "        self._alarm.cancel()  # else it would be prepared twice\n",
         "",
         [PART],
@@ -69,7 +69,7 @@ SPARK_SINK: Final = (
     Mutant(
         "only-the-last-member-is-named",
         ONCE,
-        "tfmq/client/commit_group.py",
+        "tfmq/client/transaction/commit_group.py",
         "        self.names.append(TransactionName(pipeline.xid, pipeline.epoch))\n",
         "        self.names = [TransactionName(pipeline.xid, pipeline.epoch)]\n",
         [PART],
@@ -77,7 +77,7 @@ SPARK_SINK: Final = (
     Mutant(
         "prepared-before-all-is-there",
         ONCE,
-        "tfmq/client/commit_group.py",
+        "tfmq/client/transaction/commit_group.py",
         "        while (pipeline.bytes or not pipeline.begun) and not self._over(pipeline):\n",
         "        while not pipeline.begun and not self._over(pipeline):\n",
         [PART],
@@ -85,7 +85,7 @@ SPARK_SINK: Final = (
     Mutant(
         "done-is-taken-for-begun",
         COUNTED,
-        "tfmq/client/transaction_pipeline.py",
+        "tfmq/client/transaction/pipeline.py",
         "            self.superfluous = not reply.epoch\n",
         "",
         [PART],
@@ -93,7 +93,7 @@ SPARK_SINK: Final = (
     Mutant(
         "failed-part-keeps-what-it-prepared",
         NOTHING_LEFT,
-        "tfmq/client/commit_group.py",
+        "tfmq/client/transaction/commit_group.py",
         "        names, pipeline = list(self.names), self._pipeline\n",
         "        names, pipeline = [], self._pipeline\n",
         [PART],
@@ -101,7 +101,7 @@ SPARK_SINK: Final = (
     Mutant(
         "members-without-a-time",
         NOTHING_LEFT,
-        "tfmq/client/commit_group.py",
+        "tfmq/client/transaction/commit_group.py",
         "PrepareTransaction(pipeline.xid, pipeline.epoch, self._times.ttl_ms, [])",
         "PrepareTransaction(pipeline.xid, pipeline.epoch, None, [])",
         [PART, CLIENT],
@@ -117,7 +117,7 @@ SPARK_SINK: Final = (
     Mutant(
         "slow-commit-is-given-up",
         ONCE,
-        "tfmq/client/commit_group.py",
+        "tfmq/client/transaction/commit_group.py",
         "        if not isinstance(call.error, TimedOut):\n",
         "        if call.done:\n",
         [PART],

@@ -106,7 +106,7 @@ FILES: Final = (
     Mutant(
         "claims-under-one-number-for-all",
         "each partition is claimed under its own grant",
-        "tfmq/client/group_offsets.py",
+        "tfmq/client/consumer/offset_commit.py",
         "            grants.setdefault(self._holder.generation_of(name), []).append(name)\n",
         "            grants.setdefault(self._holder.generation, []).append(name)\n",
         [OFFSETS],
@@ -133,7 +133,7 @@ DATABASES: Final = (
     Mutant(
         "saving-consumer-commits-offsets-in-a-transaction",
         "offsets in a transaction need commits=manual",
-        "tfmq/client/storage_offsets.py",
+        "tfmq/client/consumer/external_offsets.py",
         '        if consuming.options.commits != "manual":\n',
         '        if consuming.options.commits == "before":\n',
         [STORAGE],
@@ -141,7 +141,7 @@ DATABASES: Final = (
     Mutant(
         "offset-of-one-message-is-that-of-all",
         "an offset in a transaction is behind the message that was named",
-        "tfmq/client/storage_offsets.py",
+        "tfmq/client/consumer/external_offsets.py",
         "positions.unsaved_out() if message is None else dict([positions.through(message)])",
         "positions.unsaved_out()",
         [STORAGE],
@@ -149,9 +149,19 @@ DATABASES: Final = (
     Mutant(
         "offsets-of-a-transaction-saved-again",
         "what a transaction saved is not saved once more",
-        "tfmq/client/storage_offsets.py",
-        "            self.consuming.positions.saved_elsewhere(self.places)\n",
-        "            self.consuming.positions.names()\n",
+        "tfmq/client/consumer/external_offsets.py",
+        (
+            '        """It is committed: the consumer need not save it again."""\n'
+            "        with self.lock:\n"
+            "            self.consuming.positions.saved_elsewhere(self.places)\n"
+            "\n"
+        ),
+        (
+            '        """It is committed: the consumer need not save it again."""\n'
+            "        with self.lock:\n"
+            "            self.consuming.positions.names()\n"
+            "\n"
+        ),
         [STORAGE],
     ),
     Mutant(

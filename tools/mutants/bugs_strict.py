@@ -10,9 +10,9 @@ FORWARDING: Final = "tests/client/test_forwarding.py"
 STORE: Final = "tests/client/test_local_store.py"
 SELECTOR: Final = "tests/client/test_strict_partitions.py"
 
-_FORWARDING = "tfmq/client/forwarding.py"
-_STORE = "tfmq/client/local_store.py"
-_SELECTOR = "tfmq/client/strict_partitions.py"
+_FORWARDING = "tfmq/client/producer/store_and_forward.py"
+_STORE = "tfmq/client/producer/outbox.py"
+_SELECTOR = "tfmq/client/send/partitioner.py"
 
 LINES: Final = (
     Mutant(

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import tfmq
 from tfmq.client import backoff
-from tfmq.client.received import ReceivedMessage
+from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.dead_letters import store as waits
 from tfmq.dead_letters.admin import Desk
 from tfmq.dead_letters.model import RETRYING, WAITING

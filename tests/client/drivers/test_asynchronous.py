@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.client.fake_broker import CUT, HOLD, FakeBroker, listening
-from tfmq.client.drivers.asynchronous import AsyncDriver
-from tfmq.client.link import Link
-from tfmq.client.operations import request
-from tfmq.client.servers import parse_servers
-from tfmq.client.waiting import Flag
+from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import request
+from tfmq.client.drivers.asyncio import AsyncDriver
+from tfmq.client.operation import Flag
 from tfmq.errors import Abandoned, Closed, ConnectionFailed, NotAllowed
 from tfmq.protocol.commands import Metadata, Ping
 

@@ -12,12 +12,12 @@ import pytest
 
 from tests.client.fake_broker import CUT, HOLD, SWALLOW, FakeBroker, listening
 from tests.scale import scaled
+from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import request, sleep
 from tfmq.client.drivers import blocking
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.link import Link
-from tfmq.client.operations import request, sleep
-from tfmq.client.servers import parse_servers
-from tfmq.client.waiting import Flag, Operation, Wait
+from tfmq.client.operation import Flag, Operation, Wait
 from tfmq.errors import Abandoned, Closed, ConnectionFailed, NotAllowed, TimedOut
 from tfmq.protocol.commands import Metadata, Ping
 

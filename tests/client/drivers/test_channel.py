@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.client.fake_broker import CUT, FakeBroker, listening
-from tfmq.client.drivers.channel import RECEIVE_BYTES_MIN, Channel, choose
-from tfmq.client.link import Link
-from tfmq.client.servers import parse_servers
+from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.connection import Link
+from tfmq.client.drivers.socket import RECEIVE_BYTES_MIN, Channel, choose
 from tfmq.protocol.commands import Metadata, Ping
 
 SECONDS = 10.0

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.client.fake_broker import FakeBroker, listening
-from tfmq.client.drivers.events import EventDriver, NoLock
-from tfmq.client.drivers.lookup import look_up
-from tfmq.client.link import Link
-from tfmq.client.operations import request
-from tfmq.client.servers import parse_servers
-from tfmq.client.waiting import Flag, Operation, Wait, Waitable
+from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import request
+from tfmq.client.drivers.event_loop import EventDriver, NoLock
+from tfmq.client.drivers.socket import look_up
+from tfmq.client.operation import Flag, Operation, Wait, Waitable
 from tfmq.protocol.commands import Ping
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.client.fake_broker import HOLD, FakeBroker, listening
+from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import request
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.link import Link
-from tfmq.client.operations import request
-from tfmq.client.servers import parse_servers
 from tfmq.protocol.commands import Ping
 
 SECONDS = 10.0

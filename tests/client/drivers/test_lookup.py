@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from tfmq.client.drivers.lookup import look_up
-from tfmq.client.folders import Folder
-from tfmq.client.servers import Server
+from tfmq.client.connection.addresses import Folder, Server
+from tfmq.client.drivers.socket import look_up
 from tfmq.errors import ConnectionFailed
 
 

@@ -1,6 +1,6 @@
 """Timers: when they are due, in order, once, or not at all."""
 
-from tfmq.client.drivers.timers import Timers
+from tfmq.client.drivers.callbacks import Timers
 
 
 class Watch:

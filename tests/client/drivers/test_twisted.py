@@ -19,11 +19,11 @@ from twisted.internet.threads import deferToThreadPool
 from tests import reactor as rig
 from tests.client.fake_broker import CUT, HOLD, FakeBroker, listening
 from tests.reactor import pause
+from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import request
 from tfmq.client.drivers.twisted import DeferredDriver, begin_deferred, deferred
-from tfmq.client.link import Link
-from tfmq.client.operations import request
-from tfmq.client.servers import parse_servers
-from tfmq.client.waiting import Flag
+from tfmq.client.operation import Flag
 from tfmq.errors import Abandoned, Closed, ConnectionFailed, NotAllowed
 from tfmq.protocol.commands import Ping
 

@@ -3,7 +3,7 @@
 import os
 import select
 
-from tfmq.client.drivers.wake import WakePipe
+from tfmq.client.drivers.blocking import WakePipe
 
 
 def rings(pipe: WakePipe) -> bool:

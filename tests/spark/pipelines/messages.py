@@ -12,7 +12,7 @@ import pyarrow.dataset
 
 import tfmq
 from tfmq.bounded_msgpack import unpack
-from tfmq.client.received import moment
+from tfmq.client.consumer.message import moment
 from tfmq.spark.logs import Address, open_logs
 from tfmq.spark.pipelines.archive_files import batches_of
 from tfmq.spark.pipelines.archiving import Archiving, Outcome, Wish

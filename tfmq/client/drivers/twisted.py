@@ -18,9 +18,9 @@ from twisted.python.failure import Failure
 from twisted.python.threadable import isInIOThread
 from zope.interface import implementer
 
-from tfmq.client.drivers.events import EventDriver
-from tfmq.client.drivers.lookup import look_up
-from tfmq.client.waiting import Flag, Waitable
+from tfmq.client.drivers.event_loop import EventDriver
+from tfmq.client.drivers.socket import look_up
+from tfmq.client.operation import Flag, Waitable
 from tfmq.errors import NotAllowed
 
 Parameters = ParamSpec("Parameters")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tfmq.cli.values import Duration
-from tfmq.client.link import SECONDS
+from tfmq.client.connection.connection import SECONDS
 from tfmq.errors import BadRequest
 from tfmq.spark.logs import Address
 

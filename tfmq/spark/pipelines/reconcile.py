@@ -16,7 +16,7 @@ import click
 from tfmq.admin import Admin
 from tfmq.cli.output import counted, did_you_mean, printable
 from tfmq.cli.values import Duration
-from tfmq.client.link import SECONDS
+from tfmq.client.connection.connection import SECONDS
 from tfmq.dead_letters.admin import Desk, default_stores
 from tfmq.dead_letters.model import REDRIVEN, Letter, Selection
 from tfmq.errors import TfmqError

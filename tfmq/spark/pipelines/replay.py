@@ -12,7 +12,7 @@ import click
 from tfmq.admin import Admin
 from tfmq.cli.output import counted
 from tfmq.cli.values import Duration, Moment
-from tfmq.client.link import SECONDS
+from tfmq.client.connection.connection import SECONDS
 from tfmq.limits import valid_name
 from tfmq.spark.pipelines.address import broker_of
 from tfmq.spark.pipelines.command import Job, leave, pipeline_options

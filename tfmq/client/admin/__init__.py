@@ -1,0 +1,1 @@
+"""Administration of a broker: topics, groups, delayed messages, schedules, transactions."""

@@ -1,0 +1,391 @@
+"""Everything that an operator can ask of a broker, as operations (see `waiting`) for the faces of `Admin`.
+
+Each raises what the broker answered, `ConnectionFailed` or `TimedOut`. What may be asked twice without harm is asked
+again after a lost connection; what may not fails with outcome "unknown".
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from tfmq.client.admin import delayed as asked_schedules
+from tfmq.client.admin.delayed import (
+    DelayedCounts,
+    DelayedDescription,
+    DelayedQuery,
+    Rescheduled,
+    ScheduleDescription,
+    ScheduleWish,
+    cancelling,
+    counting,
+    describe_delayed_message,
+    list_delayed,
+    rescheduling,
+)
+from tfmq.client.admin.models import (
+    CommitGroupDescription,
+    CommitGroupEnd,
+    GroupDescription,
+    GroupSummary,
+    Located,
+    Purged,
+    TopicDescription,
+    TransactionDescription,
+    TransactionEnd,
+    commit_group_description,
+    group_description,
+    group_summary,
+    topic_description,
+    transaction_description,
+)
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import Cluster, Topic, find_topic, find_topics, request
+from tfmq.client.operation import Operation
+from tfmq.client.send.delivery_time import Delay, Moment
+from tfmq.errors import BadRequest, Busy, NotAllowed, OffsetOutOfRange, UnknownTransaction
+from tfmq.limits import TRANSACTIONS_PER_PAGE
+from tfmq.message import Ordinal
+from tfmq.protocol import commands
+
+Place = str | int | datetime | Ordinal
+"""Where in a partition: "earliest", "latest", an offset (the record there or before), an aware datetime (the first
+block appended then or later), `Ordinal(n)`."""
+
+
+class Administration:
+    """The operations over one link; `seconds` is how long each answer may take."""
+
+    def __init__(self, link: Link, seconds: float) -> None:
+        self._link = link
+        self._seconds = seconds
+        self._cluster = Cluster(link.now)
+
+    def ping(self) -> Operation[int]:
+        reply = yield from self._ask(commands.Ping())
+        return int(reply.time_ms)
+
+    def status(self) -> Operation[dict[str, Any]]:
+        reply = yield from self._ask(commands.Status())
+        found: dict[str, Any] = reply.status
+        return found
+
+    # Topics
+
+    def topics(self) -> Operation[list[Topic]]:
+        found = yield from find_topics(self._link, self._cluster, None, seconds=self._seconds)
+        return sorted(found)
+
+    def topic(self, name: str) -> Operation[TopicDescription]:
+        reply = yield from self._ask(commands.DescribeTopic(name))
+        return topic_description(reply.description)
+
+    def create_topic(
+        self, name: str, partitions: int | None, settings: Mapping[str, Any] | None
+    ) -> Operation[TopicDescription]:
+        yield from self._ask(commands.CreateTopic(name, partitions, dict(settings or {})), repeat=False)
+        return (yield from self.topic(name))
+
+    def grow_topic(self, name: str, partitions: int) -> Operation[int]:
+        reply = yield from self._ask(commands.GrowTopic(name, partitions))
+        self._cluster.forget(name)
+        return int(reply.partitions)
+
+    def set_topic(self, name: str, settings: Mapping[str, Any]) -> Operation[TopicDescription]:
+        if not isinstance(settings, Mapping):
+            raise BadRequest(
+                f'The settings of a topic are a mapping, as {{"retention.seconds": "7d"}}, not {settings!r}.'
+            )
+        found = yield from self._topic(name)
+        values = {key: value for key, value in settings.items() if value is not None}
+        unset = [key for key, value in settings.items() if value is None]
+        yield from self._ask(commands.SetTopic(name, found.incarnation, values, unset))
+        self._cluster.forget(name)
+        return (yield from self.topic(name))
+
+    def delete_topic(self, name: str) -> Operation[bool]:
+        """With the incarnation, so that a repeat cannot hit a topic that was made anew under the name."""
+        topic = yield from self._topic(name)
+        reply = yield from self._ask(commands.DeleteTopic(name, topic.incarnation))
+        self._cluster.forget(name)
+        return bool(reply.deleted)
+
+    def resume(self, topic: str, partition: int) -> Operation[str]:
+        reply = yield from self._ask(commands.ResumePartition(topic, partition))
+        return str(reply.state)
+
+    def truncate_before(self, topic: str, partition: int, offset: int) -> Operation[int]:
+        found = yield from self._topic(topic)
+        message = commands.Truncate(topic, found.incarnation, partition, offset)
+        reply = yield from self._ask(message)
+        return int(reply.first_offset)
+
+    def purge(self, topic: str, partition: int | None, before: Place) -> Operation[Purged]:
+        found = yield from self._topic(topic)
+        numbers = _partitions_of(found, partition, before)
+        located = {}
+        for number in numbers:
+            located[number] = yield from self.locate(topic, number, before)
+            _refuse_beyond_end(topic, number, before, located[number])
+        first = {}
+        for number in numbers:
+            first[number] = yield from self.truncate_before(topic, number, located[number].offset)
+        groups = yield from self.groups()
+        moved: list[str] = []
+        left: list[str] = []
+        for each in groups:
+            outcome = yield from self._move_up(each.group, topic, found.incarnation, first)
+            if outcome is not None:
+                (moved if outcome else left).append(each.group)
+        return Purged(first, tuple(moved), tuple(left))
+
+    def _move_up(
+        self, group: str, topic: str, incarnation: int, first: Mapping[int, int]
+    ) -> Operation[bool | None]:
+        """Puts the group to the first offsets where it would go on before them: whether it could be; None: no need."""
+        try:
+            reply = yield from self._ask(
+                commands.ReadOffsets(group, [commands.PartitionName(topic, number) for number in first])
+            )
+            offsets = [
+                commands.GroupOffset(topic, incarnation, each.partition, first[each.partition])
+                for each in reply.offsets
+                if each.incarnation == incarnation and each.offset < first[each.partition]
+            ]
+            if not offsets:
+                return None
+            yield from self._ask(commands.ResetGroup(group, offsets))
+        except (NotAllowed, Busy):
+            return False
+        return True
+
+    def locate(self, topic: str, partition: int, place: Place) -> Operation[Located]:
+        by, value = question(place)
+        found = yield from self._topic(topic)
+        reply = yield from self._ask(commands.Locate(topic, found.incarnation, partition, by, value))
+        return Located(*reply)
+
+    # Groups
+
+    def groups(self) -> Operation[list[GroupSummary]]:
+        reply = yield from self._ask(commands.ListGroups())
+        return [group_summary(each) for each in reply.groups]
+
+    def group(self, name: str) -> Operation[GroupDescription]:
+        reply = yield from self._ask(commands.DescribeGroup(name))
+        return group_description(reply.description)
+
+    def reset_group(
+        self, name: str, topic: str, place: Place, partition: int | None, create: bool
+    ) -> Operation[dict[int, int]]:
+        found = yield from self._topic(topic)
+        numbers = _partitions_of(found, partition, place)
+        if not create:
+            yield from self._require_group(name)
+        located = {}
+        for number in numbers:
+            located[number] = yield from self.locate(topic, number, place)
+        offsets = [
+            commands.GroupOffset(topic, found.incarnation, number, each.offset, 0, each.epoch)
+            for number, each in located.items()
+        ]
+        yield from self._ask(commands.ResetGroup(name, offsets))
+        return {number: each.offset for number, each in located.items()}
+
+    def _require_group(self, name: str) -> Operation[None]:
+        """Raises NotAllowed where there is none: a misspelled name would leave a group that nothing reads with."""
+        names = [each.group for each in (yield from self.groups())]
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise NotAllowed(f"There is no group {name!r}.{hint} With create=True it is made.")
+
+    def delete_group(self, name: str) -> Operation[bool]:
+        reply = yield from self._ask(commands.DeleteGroup(name))
+        return bool(reply.deleted)
+
+    # Transactions
+
+    def transactions(
+        self, states: Sequence[str] | None, group: str | None, after: int, limit: int | None
+    ) -> Operation[list[TransactionDescription]]:
+        """Page by page; what begins or ends meanwhile may be in it or not."""
+        found: list[TransactionDescription] = []
+        more = limit is None or limit > 0
+        while more:
+            page = (
+                int(TRANSACTIONS_PER_PAGE)
+                if limit is None
+                else min(limit - len(found), TRANSACTIONS_PER_PAGE)
+            )
+            asked = None if states is None else list(states)
+            reply = yield from self._ask(commands.ListTransactions(asked, after, page, group or ""))
+            found += [transaction_description(each) for each in reply.transactions]
+            behind = reply.after or (found[-1].epoch if found else after)
+            more = reply.more and behind > after and len(found) != limit
+            after = behind
+        return found
+
+    def transaction(self, xid: str, epoch: int) -> Operation[TransactionDescription]:
+        reply = yield from self._ask(commands.DescribeTransaction(xid, epoch))
+        return transaction_description({"xid": xid, **reply.description})
+
+    def commit_transaction(
+        self, xid: str, epoch: int, heuristic: bool, force: bool = False
+    ) -> Operation[TransactionEnd]:
+        number = epoch or (yield from self._epoch(xid))
+        reply = yield from self._ask(commands.CommitTransaction(xid, number, False, heuristic, [], force))
+        return TransactionEnd(xid, number, reply.state, reply.dropped, reply.lost)
+
+    def rollback_transaction(self, xid: str, epoch: int, heuristic: bool) -> Operation[TransactionEnd]:
+        number = epoch or (yield from self._epoch(xid))
+        reply = yield from self._ask(commands.RollbackTransaction(xid, number, heuristic))
+        return TransactionEnd(xid, number, reply.state, 0)
+
+    def forget_transaction(self, xid: str, epoch: int) -> Operation[bool]:
+        number = epoch or (yield from self._epoch(xid))
+        reply = yield from self._ask(commands.ForgetTransaction(xid, number))
+        return bool(reply.forgotten)
+
+    def commit_groups(self) -> Operation[list[CommitGroupDescription]]:
+        found: list[CommitGroupDescription] = []
+        more = True
+        while more:
+            reply = yield from self._ask(commands.ListCommitGroups(found[-1].group if found else ""))
+            found += [commit_group_description(each) for each in reply.groups]
+            more = reply.more and bool(reply.groups)
+        return found
+
+    def commit_group(
+        self,
+        name: str,
+        sequence: int,
+        run: str,
+        transactions: Sequence[tuple[str, int]],
+        rows: int,
+        other_total: bool,
+    ) -> Operation[CommitGroupEnd]:
+        names = [commands.TransactionName(xid, epoch) for xid, epoch in transactions]
+        reply = yield from self._ask(commands.CommitGroup(name, sequence, run, names, rows, other_total))
+        return CommitGroupEnd(*reply)
+
+    def abort_commit_group(self, name: str, sequence: int, run: str) -> Operation[str]:
+        reply = yield from self._ask(commands.AbortCommitGroup(name, sequence, run))
+        return str(reply.state)
+
+    def forget_commit_group(self, name: str) -> Operation[bool]:
+        reply = yield from self._ask(commands.ForgetCommitGroup(name))
+        return bool(reply.forgotten)
+
+    # Delayed messages
+
+    def delayed(
+        self, asked: DelayedQuery, after: str | None, limit: int | None
+    ) -> Operation[list[DelayedDescription]]:
+        return list_delayed(self._link, asked, after, limit, self._seconds)
+
+    def delayed_histogram(self, edges: Sequence[Moment], topic: str | None) -> Operation[DelayedCounts]:
+        return counting(self._link, edges, topic, self._seconds)
+
+    def describe_delayed(self, handle: str) -> Operation[DelayedDescription]:
+        return describe_delayed_message(self._link, handle, self._seconds)
+
+    def cancel(self, handle: str) -> Operation[str]:
+        return cancelling(self._link, handle, self._seconds)
+
+    def reschedule(
+        self, handle: str, delay: Delay | None, deliver_at: Moment | None
+    ) -> Operation[Rescheduled]:
+        return rescheduling(self._link, handle, delay, deliver_at, self._seconds)
+
+    # Schedules
+
+    def schedule(self, wish: ScheduleWish) -> Operation[ScheduleDescription]:
+        return asked_schedules.adding(self._link, self._cluster, wish, self._seconds)
+
+    def schedules(self) -> Operation[list[ScheduleDescription]]:
+        return asked_schedules.list_schedules(self._link, self._seconds)
+
+    def describe_schedule(self, name: str) -> Operation[ScheduleDescription]:
+        return asked_schedules.describe_schedule(self._link, name, self._seconds)
+
+    def pause_schedule(self, name: str) -> Operation[ScheduleDescription]:
+        return asked_schedules.pausing(self._link, name, self._seconds)
+
+    def resume_schedule(self, name: str) -> Operation[ScheduleDescription]:
+        return asked_schedules.resuming(self._link, name, self._seconds)
+
+    def remove_schedule(self, name: str) -> Operation[bool]:
+        return asked_schedules.removing(self._link, name, self._seconds)
+
+    # Inside
+
+    def _epoch(self, xid: str) -> Operation[int]:
+        """Of the transaction that bears the xid now: a decision names the very one that was looked at, so that a
+        repeated request cannot hit a later one.
+        """
+        found = yield from self.transaction(xid, 0)
+        if not found.epoch:
+            raise UnknownTransaction(
+                f"The broker knows no transaction {xid!r}, and remembers no outcome of one."
+            )
+        return found.epoch
+
+    def _ask(self, message: Any, repeat: bool = True) -> Operation[Any]:
+        return (yield from request(self._link, message, seconds=self._seconds, repeat=repeat))
+
+    def _topic(self, name: str) -> Operation[Topic]:
+        """As it is now: an incarnation from memory could be that of a deleted topic."""
+        self._cluster.forget(name)
+        return (yield from find_topic(self._link, self._cluster, name, seconds=self._seconds))
+
+
+def _partitions_of(topic: Topic, partition: int | None, place: Place) -> list[int]:
+    """The numbers that are meant: of one partition, or of all. Raises `BadRequest` for one offset or ordinal for
+    several partitions: each counts its own messages.
+    """
+    if partition is not None:
+        return [partition]
+    numbers = [each.number for each in topic.partitions]
+    if len(numbers) > 1 and (type(place) is int or isinstance(place, Ordinal)):
+        what = "an ordinal" if isinstance(place, Ordinal) else "an offset"
+        raise BadRequest(
+            f"The topic {topic.name} has {len(numbers)} partitions, and {what} belongs to one of them: say which with"
+            " partition=."
+        )
+    return numbers
+
+
+def _refuse_beyond_end(topic: str, partition: int, before: Place, located: Located) -> None:
+    """Raises `OffsetOutOfRange` for an offset or ordinal after the end: the nearest place would remove everything."""
+    if type(before) is int and before > located.end_offset:
+        asked, end, what = before, located.end_offset, "offset"
+    elif isinstance(before, Ordinal) and before.number > located.end_ordinal:
+        asked, end, what = before.number, located.end_ordinal, "ordinal"
+    else:
+        return
+    raise OffsetOutOfRange(
+        f"Partition {partition} of {topic} ends at {what} {end}; {asked} is not there, and nothing was removed. To"
+        ' remove everything: "latest".',
+        first=located.first_offset,
+        end=located.end_offset,
+    )
+
+
+def question(place: Place) -> tuple[int, int]:
+    """LOCATE's `by` and `value` for a place. Raises `BadRequest`."""
+    if place == "earliest":
+        return commands.BY_EARLIEST, 0
+    if place == "latest":
+        return commands.BY_LATEST, 0
+    if isinstance(place, Ordinal):
+        return commands.BY_ORDINAL, place.number
+    if isinstance(place, datetime):
+        if place.tzinfo is None:
+            raise BadRequest(f"{place} has no time zone: give an aware datetime.")
+        return commands.BY_TIME_MS, int(place.timestamp() * 1000)
+    if type(place) is int:
+        return commands.BY_OFFSET, place
+    raise BadRequest(f'A place is "earliest", "latest", an offset, an Ordinal or a datetime, not {place!r}.')

@@ -1,0 +1,398 @@
+"""What is done with messages that wait at the broker, as operations: taken back, given another time, looked at.
+
+Every request may be repeated over new connections: a message is taken back once, and waits for the time of the last
+answer, once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import pairwise
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import Cluster, find_topic, request, settled
+from tfmq.client.operation import Operation
+from tfmq.client.send.delivery_time import Delay, Moment, due_of, left, moment_ms
+from tfmq.errors import BadRequest, MessageTooLarge, UnknownPartition, UnknownSchedule, UnknownTopic
+from tfmq.limits import DELAYED_HISTOGRAM_EDGES, DELAYED_PER_PAGE, SCHEDULE_PAYLOAD_BYTES, SCHEDULES_PER_PAGE
+from tfmq.message import BORN_MS_MAX, Attribute, Message, decode_attribute, encode_attribute, payload_bytes
+from tfmq.protocol.commands import (
+    DUE_MAX,
+    AddSchedule,
+    CancelDelayed,
+    DelayedHistogram,
+    DescribeDelayed,
+    ListDelayed,
+    ListSchedules,
+    PauseSchedule,
+    RemoveSchedule,
+    RescheduleDelayed,
+    ResumeSchedule,
+)
+from tfmq.protocol.delayed_handle import parse_handle
+from tfmq.protocol.schema import Name
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Rescheduled(str):
+    """The new handle of a message that got another time: a text, as every handle. "" where it got none.
+
+    `state` says what became of it: "rescheduled"; or "delivered", "cancelled", "unknown", and then nothing was done.
+    """
+
+    __slots__ = ("state",)
+
+    state: str
+
+    def __new__(cls, state: str, handle: str = "") -> Rescheduled:
+        made = super().__new__(cls, handle)
+        made.state = state
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.state, str(self)
+
+    @property
+    def handle(self) -> str | None:
+        """The new handle as plain text; None where there is none."""
+        return str(self) or None
+
+    def __repr__(self) -> str:
+        return f"<Rescheduled {self.state} {str(self)!r}>"
+
+
+class DelayedDescription(NamedTuple):
+    """One delayed message. `state`: "pending", "delivered", "cancelled" or "unknown". Times are ms since 1970; -1
+    where they are not known. `key` is text or bytes, as it was sent; `size_bytes` is that of the whole record.
+    `details`: whatever else the broker said.
+    """
+
+    handle: str
+    state: str = "unknown"
+    due_ms: int = -1
+    topic: str = ""
+    partition: int = -1
+    key: str | bytes | None = None
+    tag: str | None = None
+    size_bytes: int = -1
+    born_ms: int = -1
+    details: Mapping[str, Any] = {}
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When it is to be delivered; None where that is not known, or lies behind the year 9999."""
+        return EPOCH + timedelta(milliseconds=self.due_ms) if 0 <= self.due_ms <= BORN_MS_MAX else None
+
+
+class DelayedQuery(NamedTuple):
+    """Which of those that wait are asked for: None everywhere means all."""
+
+    topic: str | None = None
+    partition: int | None = None
+    key: str | bytes | None = None
+    first: Moment | None = None
+    end: Moment | None = None
+
+    def fields(self) -> tuple[str, int | None, bytes | None, int, int]:
+        """As LIST_DELAYED has them. Raises as `moment_ms`."""
+        key = self.key.encode() if isinstance(self.key, str) else self.key
+        first_due = 0 if self.first is None else moment_ms(self.first)
+        end_due = DUE_MAX if self.end is None else moment_ms(self.end)
+        return asked_topic(self.topic), self.partition, key, first_due, end_due
+
+
+class DelayedCounts(NamedTuple):
+    """How many messages wait: `counts[n]` of them from `edges_ms[n]` on and before `edges_ms[n + 1]`, `pending` in
+    all, whenever they are due.
+    """
+
+    edges_ms: tuple[int, ...]
+    counts: tuple[int, ...]
+    pending: int
+
+
+def asked_topic(topic: str | None) -> str:
+    """As the wire has it, where "" means all. Raises `BadRequest` for an empty name: whoever gives one has lost a name,
+    and may cancel what is answered.
+    """
+    if topic == "":
+        raise BadRequest("The topic's name is empty: leave it out to ask about all topics.")
+    return topic or ""
+
+
+def checked(handle: Any) -> str:
+    """`handle`. Raises `TypeError` for what is no text, `BadRequest` for a typo."""
+    if not isinstance(handle, str):
+        raise TypeError(
+            f"A handle is the text in SendResult.delayed, not {type(handle).__name__}."
+            + (" This message has none: it was not delayed." if handle is None else "")
+        )
+    parse_handle(handle)
+    return handle
+
+
+def cancelling(link: Link, handle: Any, seconds: float) -> Operation[str]:
+    """Take it back. "cancelled", "delivered" or "unknown"."""
+    reply = yield from request(link, CancelDelayed(checked(handle)), seconds=seconds)
+    return str(reply.state)
+
+
+def rescheduling(
+    link: Link, handle: Any, delay: Delay | None, deliver_at: Moment | None, seconds: float
+) -> Operation[Rescheduled]:
+    """Give it another time. Raises `TypeError` where none is given."""
+    due, called_at = due_of(delay, deliver_at), link.now()
+    if due is None:
+        raise TypeError(
+            "Give the new time: delay=seconds, or deliver_at=moment; cancel() takes the message back."
+        )
+
+    def renew(message: RescheduleDelayed) -> RescheduleDelayed:
+        return message._replace(due=left(due, called_at, link.now()))
+
+    call = link.call(RescheduleDelayed(checked(handle), due), seconds=seconds, renew=renew)
+    yield from settled(link, call)
+    reply = call.result()
+    return Rescheduled(str(reply.state), reply.handle)
+
+
+def describe_delayed_message(link: Link, handle: Any, seconds: float) -> Operation[DelayedDescription]:
+    reply = yield from request(link, DescribeDelayed(checked(handle)), seconds=seconds)
+    return delayed_description({**reply.description, "handle": str(handle)})
+
+
+def list_delayed(
+    link: Link, asked: DelayedQuery, after: str | None, limit: int | None, seconds: float
+) -> Operation[list[DelayedDescription]]:
+    """Page by page; what comes or is delivered meanwhile may be in it or not."""
+    filters = asked.fields()
+    behind = "" if after is None else checked(after)
+    found: list[DelayedDescription] = []
+    more = limit is None or limit > 0
+    while more:
+        page = int(DELAYED_PER_PAGE) if limit is None else min(limit - len(found), DELAYED_PER_PAGE)
+        message = ListDelayed(*filters, behind, page)
+        reply = yield from request(link, message, seconds=seconds)
+        found += [delayed_description(row) for row in reply.delayed]
+        last = reply.after or (found[-1].handle if found else behind)
+        more = reply.more and last != behind and len(found) != limit
+        behind = last
+    return found
+
+
+def counting(
+    link: Link, edges: Sequence[Moment], topic: str | None, seconds: float
+) -> Operation[DelayedCounts]:
+    """Raises `BadRequest` for edges that do not ascend."""
+    moments = [moment_ms(each) for each in edges]
+    if not 2 <= len(moments) <= DELAYED_HISTOGRAM_EDGES or any(a >= b for a, b in pairwise(moments)):
+        raise BadRequest(
+            f"A histogram has 2 to {DELAYED_HISTOGRAM_EDGES:d} edges, each later than the one before, by 1 ms at least."
+        )
+    reply = yield from request(link, DelayedHistogram(asked_topic(topic), moments), seconds=seconds)
+    return DelayedCounts(tuple(moments), tuple(reply.counts), reply.pending)
+
+
+_WIRE_NAMES = {"size": "size_bytes"}
+
+
+def delayed_description(row: Mapping[str, Any]) -> DelayedDescription:
+    """Of one map of LIST_DELAYED or DESCRIBE_DELAYED; nil is as good as not said."""
+    known: dict[str, Any] = {}
+    details: dict[str, Any] = {}
+    for key, value in row.items():
+        name = _WIRE_NAMES.get(key, key)
+        (known if name in DelayedDescription._fields and name != "details" else details)[name] = value
+    return DelayedDescription(
+        **{name: value for name, value in known.items() if value is not None}, details=details
+    )
+
+
+# Messages that the broker sends by itself at the times of a cron expression, as operations: made, looked at, ended.
+#
+# Whatever is asked twice, after a lost connection, has the first answer: a schedule that is added again in the same
+# words is the same one.
+
+TOPIC_NAME = Name()
+OURS = ("message", "properties", "details")
+"""Fields that no reply has: of properties it has the number, and the attribute has them."""
+NAME_BYTES = 200
+"""Of a topic's name in the name that a schedule without one gets, so that its number fits behind."""
+
+
+class ScheduleDescription(NamedTuple):
+    """One schedule. `state`: "active", "paused", or "waiting" where `trouble` says why what is due is not sent. Times
+    are ms since 1970 (0: none): of the next message, of the time that the last one was for, of its making. `misfire`
+    is what becomes of missed times: "one", "all" or "skip". `size_bytes` is the payload's. `message` is what it sends,
+    `properties` those of the message; both are None in lists, which do not have them. `details`: whatever else the
+    broker said.
+    """
+
+    name: str
+    cron: str = ""
+    timezone: str = "UTC"
+    topic: str = ""
+    partition: int = -1
+    state: str = "active"
+    trouble: str = ""
+    next_ms: int = 0
+    last_ms: int = 0
+    misfire: str = "one"
+    made_ms: int = 0
+    id: int = 0
+    size_bytes: int = 0
+    tag: str = ""
+    properties: Mapping[str, str] | None = None
+    message: Message | None = None
+    details: Mapping[str, Any] = {}
+
+    @property
+    def next_at(self) -> datetime | None:
+        """When it sends next, as the clocks of its time zone show it; None while it does not."""
+        return moment_at(self.next_ms, self.timezone)
+
+    @property
+    def last_at(self) -> datetime | None:
+        """The time that its last message was for; None before the first."""
+        return moment_at(self.last_ms, self.timezone)
+
+
+class ScheduleWish(NamedTuple):
+    """What is asked for: see `Admin.schedule`."""
+
+    cron: str
+    topic: str
+    payload: Any
+    name: str | None = None
+    timezone: str | tzinfo = "UTC"
+    key: bytes | str | None = None
+    tag: str | None = None
+    properties: Mapping[str, str] | None = None
+    partition: int | None = None
+    misfire: str = "one"
+
+    def request(self) -> tuple[AddSchedule, bytes]:
+        """The request and its body. Raises `TypeError`, `MessageTooLarge`, `ValueError` as sends do, `BadRequest` for a
+        text that names no topic.
+        """
+        TOPIC_NAME.check(self.topic, "topic")
+        payload = payload_bytes(self.payload)
+        body = b"" if payload is None else bytes(payload)
+        if len(body) > SCHEDULE_PAYLOAD_BYTES.cap:
+            raise MessageTooLarge(
+                f"The schedule's payload has {len(body)} bytes; no broker takes more than"
+                f" {SCHEDULE_PAYLOAD_BYTES.cap} (limits.schedule_payload_bytes)."
+            )
+        attribute = encode_attribute(None, self.key, self.tag, self.properties)
+        words = (
+            self.cron,
+            zone_name(self.timezone),
+            self.topic,
+            self.partition,
+            self.misfire,
+            attribute,
+            payload is None,
+        )
+        name = self.name if self.name is not None else given_name(self.topic, words, body)
+        return AddSchedule(name, *words), body
+
+
+def zone_name(timezone: str | tzinfo) -> str:
+    """Of a time zone by its name, a `ZoneInfo`, or `datetime.UTC`. Raises `TypeError` for what has no name."""
+    name = "UTC" if timezone is UTC else getattr(timezone, "key", timezone)
+    if not isinstance(name, str):
+        raise TypeError(f"A time zone is its name, as in 'Europe/Berlin', or a ZoneInfo, not {timezone!r}.")
+    return name
+
+
+def given_name(topic: str, words: tuple[Any, ...], body: bytes) -> str:
+    """For a schedule without a name: the same for the same words, so that a repeat does not make a second one."""
+    return f"{topic[:NAME_BYTES]}-{zlib.crc32(body, zlib.crc32(repr(words).encode())):08x}"
+
+
+def adding(
+    link: Link, cluster: Cluster, wish: ScheduleWish, seconds: float
+) -> Operation[ScheduleDescription]:
+    """The topic is made on first use, as for sends, but not for a wish that makes no sense."""
+    message, body = wish.request()
+    try:
+        reply = yield from request(link, message, body, seconds=seconds)
+    except UnknownPartition:
+        raise
+    except UnknownTopic:
+        cluster.forget(wish.topic)
+        yield from find_topic(link, cluster, wish.topic, create=True, seconds=seconds)
+        reply = yield from request(link, message, body, seconds=seconds)
+    return schedule_description(reply.schedule)
+
+
+def list_schedules(link: Link, seconds: float) -> Operation[list[ScheduleDescription]]:
+    """Page by page; what is made or removed meanwhile may be in it or not."""
+    found: list[ScheduleDescription] = []
+    more = True
+    while more:
+        after = found[-1].name if found else ""
+        reply = yield from request(link, ListSchedules("", after, int(SCHEDULES_PER_PAGE)), seconds=seconds)
+        found += [schedule_description(row) for row in reply.schedules]
+        more = reply.more and bool(reply.schedules)
+    return found
+
+
+def describe_schedule(link: Link, name: str, seconds: float) -> Operation[ScheduleDescription]:
+    """Raises `UnknownSchedule`."""
+    reply = yield from request(link, ListSchedules(name), seconds=seconds)
+    if not reply.schedules:
+        raise UnknownSchedule(f"There is no schedule {name}. Look at the list: tfmq schedule list.")
+    return schedule_description(reply.schedules[0])
+
+
+def pausing(link: Link, name: str, seconds: float) -> Operation[ScheduleDescription]:
+    reply = yield from request(link, PauseSchedule(name), seconds=seconds)
+    return schedule_description(reply.schedule)
+
+
+def resuming(link: Link, name: str, seconds: float) -> Operation[ScheduleDescription]:
+    reply = yield from request(link, ResumeSchedule(name), seconds=seconds)
+    return schedule_description(reply.schedule)
+
+
+def removing(link: Link, name: str, seconds: float) -> Operation[bool]:
+    """By its id, so that a repeat cannot hit another one that was made under the name. Raises `UnknownSchedule`."""
+    found = yield from describe_schedule(link, name, seconds)
+    reply = yield from request(link, RemoveSchedule(name, found.id), seconds=seconds)
+    return bool(reply.removed)
+
+
+def schedule_description(row: Mapping[str, Any]) -> ScheduleDescription:
+    """Of one map of a reply; nil is as good as not said."""
+    named = {"size_bytes" if key == "size" else key: value for key, value in row.items() if value is not None}
+    known = {key: named.pop(key) for key in ScheduleDescription._fields if key in named and key not in OURS}
+    named.pop("properties", None)
+    message = _message(named)
+    properties = None if message is None else message.properties
+    return ScheduleDescription(**known, properties=properties, message=message, details=named)
+
+
+def _message(row: dict[str, Any]) -> Message | None:
+    """What it sends, taken out of the rest of the row."""
+    if "attribute" not in row:
+        return None
+    packed = row.pop("attribute")
+    given = decode_attribute(packed) if packed else Attribute()
+    return Message(row.pop("payload", None), given.key, given.tag, dict(given.properties))
+
+
+def moment_at(moment_ms: int, timezone: str) -> datetime | None:
+    """In that zone, or in UTC where this machine does not know it; None for 0 and what has no date."""
+    if not 0 < moment_ms <= BORN_MS_MAX:
+        return None
+    moment = EPOCH + timedelta(milliseconds=moment_ms)
+    try:
+        return moment if timezone == "UTC" else moment.astimezone(ZoneInfo(timezone))
+    except (ZoneInfoNotFoundError, ValueError, OSError, OverflowError):
+        return moment

@@ -1,0 +1,1 @@
+"""The consumer without I/O: assignment, fetch, positions, offset commit."""

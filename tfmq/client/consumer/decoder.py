@@ -1,0 +1,461 @@
+"""From the bytes of a fetch to messages: every control block verified once, every user record given once.
+
+A body holds whole control blocks. Each is checked as a whole: its control record (own checksum, log id, place), the
+CRC-32 over all its bytes, and that its records tile it; the checksum of a single record is looked at only to name
+the bad one. Fillers and control records are never given. Blocks that a broker left out because of a tag filter leave
+gaps, which are allowed only where a filter was asked for.
+
+Pure: bytes in, messages out; `Damaged` and `DecodeFailed` for what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count, repeat
+from struct import Struct
+from struct import error as StructError
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+from journal.record.block import control_position, find_next_control
+from journal.record.block_trailer import (
+    CONTROL_RECORD,
+    CONTROL_SIZE,
+    CONTROL_VERSION,
+    BadControl,
+    Control,
+    control_mark,
+    decode_control,
+)
+from journal.record.format import (
+    FLAG_ATTRIBUTE,
+    FLAG_CODEC_MASK,
+    FLAG_CONTROL,
+    FLAG_FILLER,
+    FLAG_TOMBSTONE,
+    FLAG_VERSION_MASK,
+    HEADER_SIZE,
+    BadRecord,
+    body_holds,
+    make_log_id,
+    records_of,
+)
+from tfmq.client.consumer.message import Codec, LazyAttribute, Origin, ReceivedMessage
+from tfmq.errors import Damaged, DecodeFailed
+
+SAME_SIZE_COUNT_MIN: Final = 4
+"""Below so many records of one size the set-up of the column way costs more than it saves."""
+STRUCTS_MAX: Final = 512
+"""Layouts kept ready: sizes of records repeat, and a sender that uses every size must not fill the memory."""
+BAD_RECORDS_NAMED: Final = 5
+"""A sentence that names more of them helps nobody."""
+
+_FLAG_LOW: Final = 0xFFFF
+_KNOWN: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER
+_PREFIX: Final = Struct(">I4xQII")
+_PREFIX_SIZE: Final = _PREFIX.size
+_new = tuple.__new__
+
+
+class Decoded(NamedTuple):
+    """One control block as its reader sees it, or several that follow each other and hold one record each.
+
+    `messages` in order; it covers offsets from `offset` up to `next_offset`, and ordinals up to
+    `next_ordinal`; `epoch` is the log's when it was written.
+    """
+
+    messages: list[ReceivedMessage]
+    offset: int
+    next_offset: int
+    next_ordinal: int
+    epoch: int
+
+
+class _Columns(NamedTuple):
+    """The user records of a block: where each begins, in the bytes given, and what it holds.
+
+    `ordinals` counts from the block's first one and has the next block's at its end; None: they have no holes.
+    """
+
+    positions: Sequence[int]
+    ids: Sequence[int]
+    attributes: Sequence[bytes | None]
+    payloads: Sequence[bytes | None]
+    ordinals: Sequence[int] | None = None
+
+    def shared_attributes(self) -> Iterable[LazyAttribute | bytes | None]:
+        """The attributes; where all are the same, one that is decoded once for all of them."""
+        attributes = self.attributes
+        first = attributes[0] if attributes else None
+        if first is None or attributes[-1] != first or attributes.count(first) < len(attributes):
+            return attributes
+        return repeat(LazyAttribute(first))
+
+
+class Decoder:
+    """Decodes what one partition's fetches bring. It keeps nothing between calls but layouts."""
+
+    def __init__(self, topic: str, partition: int, incarnation: int, codec: Codec | None = None) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.incarnation = incarnation
+        self.log_id = make_log_id(incarnation, partition)
+        self.codec = codec
+        self.handler: Any = None
+        self._singles = SingleBlocks(topic, partition, incarnation, self.log_id, codec)
+
+    def handle_by(self, handler: Any) -> None:
+        """What handles failures of the messages: their origins name it."""
+        self.handler = self._singles.handler = handler
+
+    def decode(
+        self, body: bytes, start: int, skip_to: int, next_offset: int, *, gaps: bool = False
+    ) -> Iterator[Decoded]:
+        """The control blocks of `body`, which reaches from offset `start` to `next_offset`.
+
+        Records before `skip_to` are left out. `gaps`: a tag filter was asked for, so blocks may be missing. Raises
+        Damaged(first, next) where the bytes are wrong, after all blocks before it were given; DecodeFailed where
+        they are right and this release cannot read them.
+        """
+        place, position, end = start, 0, len(body)
+        while position < end:
+            if place >= skip_to:
+                run = self._singles.take(body, position, place, next_offset)
+                if run.messages:
+                    yield Decoded(run.messages, place, run.next_offset, run.next_ordinal, run.epoch)
+                    position, place = run.position, run.next_offset
+                    continue
+            at, control = self._verified(body, position, place, next_offset, gaps)
+            shift = control.offset - position
+            decoded = self._messages(body, position, at, control, skip_to)
+            yield decoded
+            position = at + CONTROL_SIZE
+            place = position + shift
+        if not gaps and place != next_offset:
+            raise self._damaged(
+                body, end, place, next_offset, gaps, "bytes are missing at the end of the answer"
+            )
+
+    def _verified(
+        self, body: bytes, position: int, place: int, next_offset: int, gaps: bool
+    ) -> tuple[int, Control]:
+        """Where the control record of the block at `position` stands, and what it says, all of it proven."""
+        try:
+            at = control_position(body, position)
+            control = decode_control(body, at, self.log_id)
+        except BadControl as bad:
+            if bad.version is not None:
+                raise DecodeFailed(f"{self._where(place)}: {bad.reason}; use a newer client.") from None
+            raise self._damaged(body, position, place, next_offset, gaps, bad.reason) from None
+        except (BadRecord, StructError) as bad:
+            raise self._damaged(body, position, place, next_offset, gaps, str(bad)) from None
+        reason = _contradiction(control, at - position, place, next_offset, gaps)
+        if not reason and crc32(memoryview(body)[position:at]) != control.crc:
+            reason = f"the block fails its checksum{_bad_records(body[position:at], control.offset)}"
+        if reason:
+            raise self._damaged(body, position, place, next_offset, gaps, reason)
+        return at, control
+
+    def _messages(self, body: bytes, start: int, end: int, control: Control, skip_to: int) -> Decoded:
+        shift = control.offset - start
+        following = control.next
+        try:
+            columns = _same_size(body, start, end) or _mixed(body, start, end)
+        except _Unreadable as unreadable:
+            place = unreadable.position + shift
+            raise DecodeFailed(f"{self._where(place)}: {unreadable.reason}") from None
+        except (BadRecord, StructError) as bad:
+            sentence = f"{self._where(control.offset)}: the block's records do not fit together ({bad})."
+            raise Damaged(sentence, first=control.offset, next=following) from None
+        self._check_records(columns, control)
+        origin = Origin(self.incarnation, control.append_time, control.epoch, self.codec, self.handler)
+        offsets, next_offsets = _offsets(columns.positions, shift, following)
+        rows = zip(
+            columns.payloads,
+            repeat(self.topic),
+            repeat(self.partition),
+            offsets,
+            next_offsets,
+            _ordinals(columns.ordinals, control.first_ordinal),
+            columns.ids,
+            columns.shared_attributes(),
+            repeat(origin),
+            strict=False,
+        )
+        messages: list[ReceivedMessage] = list(map(_new, repeat(ReceivedMessage), rows))
+        if skip_to > control.offset:
+            messages = [each for each in messages if each.offset >= skip_to]
+        return Decoded(messages, control.offset, following, control.next_ordinal, control.epoch)
+
+    def _check_records(self, columns: _Columns, control: Control) -> None:
+        """No record has the id 0, and a control record counts the ordinals that its block has."""
+        if 0 in columns.ids:
+            sentence = f"{self._where(control.offset)}: a record has the id 0."
+            raise Damaged(sentence, first=control.offset, next=control.next)
+        counted = len(columns.ids) if columns.ordinals is None else columns.ordinals[-1]
+        if counted != control.records:
+            sentence = (
+                f"{self._where(control.offset)}: {counted} records where {control.records} are announced."
+            )
+            raise Damaged(sentence, first=control.offset, next=control.next)
+
+    def _damaged(
+        self, body: bytes, position: int, place: int, next_offset: int, gaps: bool, reason: str
+    ) -> Damaged:
+        """The error for the block at `position`, with the nearest place behind it where reading can go on."""
+        following = next_offset
+        if not gaps:
+            claim = find_next_control(body, position, offset=place - position, log_id=self.log_id)
+            if claim is not None:
+                begins = claim.control.offset
+                following = begins if begins > place else claim.control.next
+        sentence = f"{self._where(place)} is damaged up to offset {following}: {reason}."
+        return Damaged(sentence, first=place, next=following)
+
+    def _where(self, offset: int) -> str:
+        return f"{self.topic}-{self.partition} at offset {offset}"
+
+
+class _Unreadable(Exception):
+    """A whole record that this release cannot read."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(reason)
+        self.position = position
+        self.reason = reason
+
+
+def _contradiction(control: Control, size: int, place: int, next_offset: int, gaps: bool) -> str:
+    """Why the control record cannot be that of the `size` bytes at `place`; "" if it can."""
+    if control.size != size:
+        return f"the control record covers {control.size} bytes, {size} are there"
+    if control.offset != place and not (gaps and control.offset > place):
+        return f"the block says that it is from offset {control.offset}"
+    if control.next > next_offset:
+        return f"the block ends at {control.next}, behind the answer's end at {next_offset}"
+    return ""
+
+
+def _same_size(body: bytes, start: int, end: int) -> _Columns | None:
+    """The records of `body[start:end]` if all of them have one size, one kind and one size of attribute."""
+    length, _, flag, attribute_size = _PREFIX.unpack_from(body, start)
+    size = HEADER_SIZE + length
+    number, rest = divmod(end - start, size)
+    kind = flag & _FLAG_LOW
+    if rest or number < SAME_SIZE_COUNT_MIN or kind not in (0, FLAG_ATTRIBUTE):
+        return None
+    same = (0, 1, 2, 3, 18, 19, 20, 21, 22, 23) if kind else (0, 1, 2, 3, 18, 19)
+    for column in same:
+        if body[start + column : end : size] != body[start + column : start + column + 1] * number:
+            return None
+    view = memoryview(body)[start:end]
+    positions = range(start, end, size)
+    if not kind:
+        ids, payloads = zip(*_layout(f">8xQ4x{length}s").iter_unpack(view), strict=True)
+        return _Columns(positions, ids, (None,) * number, payloads)
+    payload_size = length - 4 - attribute_size
+    if payload_size < 0:
+        raise BadRecord(start, "an attribute is longer than its record")
+    layout = _layout(f">8xQ8x{attribute_size}s{payload_size}s")
+    ids, attributes, payloads = zip(*layout.iter_unpack(view), strict=True)
+    return _Columns(positions, ids, attributes, payloads)
+
+
+def _mixed(body: bytes, start: int, end: int) -> _Columns:
+    """The records of `body[start:end]` one by one, as long as they are plain ones with an attribute."""
+    positions: list[int] = []
+    ids: list[int] = []
+    attributes: list[bytes | None] = []
+    payloads: list[bytes | None] = []
+    add_position, add_id = positions.append, ids.append
+    add_attribute, add_payload = attributes.append, payloads.append
+    unpack = _PREFIX.unpack_from
+    position = start
+    while position < end:
+        length, id, flag, attribute_size = unpack(body, position)
+        if flag & _FLAG_LOW != FLAG_ATTRIBUTE:
+            return _any(body, start, end)
+        begins = position + _PREFIX_SIZE
+        payload_begins = begins + attribute_size
+        following = position + HEADER_SIZE + length
+        if payload_begins > following:
+            raise BadRecord(position, "an attribute is longer than its record")
+        add_position(position)
+        add_id(id)
+        add_attribute(body[begins:payload_begins])
+        add_payload(body[payload_begins:following])
+        position = following
+    if position != end:
+        raise BadRecord(start, "the records do not tile their block")
+    return _Columns(positions, ids, attributes, payloads)
+
+
+def _any(body: bytes, start: int, end: int) -> _Columns:
+    """The records of `body[start:end]` of every kind: the careful and slow way. The last ordinal is the count."""
+    columns = _Columns([], [], [], [], ordinals := [0])
+    rows: list[tuple[int, int, bytes | None, bytes | None]] = []
+    for record in records_of(memoryview(body)[start:end]):
+        position = start + record.position
+        kind = record.flag & _FLAG_LOW
+        if kind & ~_KNOWN:
+            raise _Unreadable(position, _unknown(kind))
+        if kind & FLAG_FILLER:
+            ordinals[-1] += record.checksum
+            continue
+        rows.append((position, record.id, *_parts(body, position, record.size, kind)))
+        ordinals.append(ordinals[-1] + 1)
+    if not rows:
+        return columns
+    positions, ids, attributes, payloads = zip(*rows, strict=True)
+    return _Columns(positions, ids, attributes, payloads, ordinals)
+
+
+def _parts(body: bytes, position: int, size: int, kind: int) -> tuple[bytes | None, bytes | None]:
+    """Attribute and payload of one record; a tombstone has no payload."""
+    begins, end = position + HEADER_SIZE, position + size
+    attribute = None
+    if kind & FLAG_ATTRIBUTE:
+        prefix_end = begins + 4
+        if prefix_end > end:
+            raise BadRecord(position, "the record ends inside the size of its attribute")
+        begins = prefix_end + int.from_bytes(body[begins:prefix_end], "big")
+        if begins > end:
+            raise BadRecord(position, "an attribute is longer than its record")
+        attribute = body[prefix_end:begins]
+    if not kind & FLAG_TOMBSTONE:
+        return attribute, body[begins:end]
+    if begins != end:
+        raise _Unreadable(position, "a tombstone has a payload, which means nothing in this release.")
+    return attribute, None
+
+
+def _unknown(kind: int) -> str:
+    if kind & FLAG_CODEC_MASK:
+        return "a compressed batch, which this release cannot read; use a newer client."
+    if kind & FLAG_VERSION_MASK:
+        return f"a record of format version {kind >> 12}, which this release cannot read; use a newer client."
+    if kind & FLAG_CONTROL:
+        return "a control record stands inside a block."
+    return f"the flag {kind:#06x} has bits that this release does not know; use a newer client."
+
+
+def _offsets(positions: Sequence[int], shift: int, following: int) -> tuple[Iterable[int], Iterable[int]]:
+    """The offset of each record, and where reading goes on behind it: at the next one, in the end at `following`."""
+    if isinstance(positions, range):
+        begin, end, size = positions.start + shift, positions.stop + shift, positions.step
+        return range(begin, end, size), chain(range(begin + size, end, size), (following,))
+    offsets = [position + shift for position in positions]
+    return offsets, chain(offsets[1:], (following,))
+
+
+def _ordinals(ordinals: Sequence[int] | None, first: int) -> Iterable[int]:
+    return count(first) if ordinals is None else [first + each for each in ordinals]
+
+
+def _bad_records(records: bytes, offset: int) -> str:
+    """Which records fail their own checksum, as the end of a sentence."""
+    bad: list[int] = []
+    try:
+        for record in records_of(records):
+            if not record.flag & FLAG_FILLER and not body_holds(records, record):
+                bad.append(offset + record.position)
+    except BadRecord as broken:
+        return f"; from offset {offset + broken.position} on no records can be told apart"
+    if not bad:
+        return "; every record's own checksum holds, so a header is wrong"
+    named = ", ".join(map(str, bad[:BAD_RECORDS_NAMED]))
+    more = " and more" if len(bad) > BAD_RECORDS_NAMED else ""
+    return f"; the record at offset {named}{more} is wrong"
+
+
+_layouts: dict[str, Struct] = {}
+
+
+def _layout(text: str) -> Struct:
+    """A `Struct` made once; all are dropped when there are too many."""
+    found = _layouts.get(text)
+    if found is None:
+        if len(_layouts) >= STRUCTS_MAX:
+            _layouts.clear()
+        found = _layouts[text] = Struct(text)
+    return found
+
+
+# Blocks of one plain record each, as those leave behind who send one message after the other: the fast way through.
+#
+# Decoding a control block costs about 9 us, which is nothing for a thousand records and much for one. Here a run of
+# such blocks is taken in one loop, every one of them proven as in the slow way: the control record by its own checksum,
+# log id and place, the record by the CRC over the block. What is not just that, and what is wrong, ends the run; the
+# slow way goes on there and names what it finds.
+
+_BODY_SIZE: Final = CONTROL_SIZE - HEADER_SIZE
+_MARK_BEGIN: Final = HEADER_SIZE - 12
+
+
+class Run(NamedTuple):
+    """The messages of a run, maybe none; it ends at `position` of the bytes and at `next_offset` of the partition.
+
+    The last two say how things stand behind its last block.
+    """
+
+    messages: list[ReceivedMessage]
+    position: int
+    next_offset: int
+    next_ordinal: int
+    epoch: int
+
+
+class SingleBlocks:
+    """What is the same in all runs of one partition."""
+
+    def __init__(
+        self, topic: str, partition: int, incarnation: int, log_id: int, codec: Codec | None
+    ) -> None:
+        self._fixed = (topic, partition)
+        self._incarnation = incarnation
+        self._log_id = log_id
+        self._mark = control_mark(log_id)
+        self._codec = codec
+        self.handler: Any = None
+
+    def take(self, body: bytes, position: int, place: int, limit: int) -> Run:
+        """The run that begins at `position` of `body`, which is offset `place`, and ends at most at offset `limit`."""
+        messages: list[ReceivedMessage] = []
+        view, mark, unpack, unpack_control = (
+            memoryview(body),
+            self._mark,
+            _PREFIX.unpack_from,
+            CONTROL_RECORD.unpack_from,
+        )
+        origin, time, epoch, ordinal = None, -1, -1, -1
+        topic, partition = self._fixed
+        try:
+            while True:
+                length, id, flag, attribute_size = unpack(body, position)
+                at = position + HEADER_SIZE + length
+                if body[at + _MARK_BEGIN : at + HEADER_SIZE] != mark or flag & _FLAG_LOW != FLAG_ATTRIBUTE:
+                    break
+                (body_size, checksum, _, _, version, bits, records, size, crc, append_time, block_epoch, _, _,
+                 first_ordinal, offset, _, _, _) = unpack_control(body, at)  # fmt: skip
+                begins = position + _PREFIX_SIZE
+                payload_begins, behind = begins + attribute_size, at + CONTROL_SIZE
+                following = place + behind - position
+                if (
+                    records != 1 or offset != place or not id or payload_begins > at or following > limit
+                    or size != at - position or bits > 1 or version != CONTROL_VERSION or body_size != _BODY_SIZE
+                    or crc32(view[position:at]) != crc or crc32(view[at + HEADER_SIZE : behind]) != checksum
+                ):  # fmt: skip
+                    break
+                if append_time != time or block_epoch != epoch or origin is None:
+                    time, epoch = append_time, block_epoch
+                    origin = Origin(self._incarnation, time, epoch, self._codec, self.handler)
+                ordinal = first_ordinal
+                fields = (
+                    body[payload_begins:at], topic, partition, place, following, ordinal, id,
+                    body[begins:payload_begins], origin,
+                )  # fmt: skip
+                messages.append(_new(ReceivedMessage, fields))
+                position, place = behind, following
+        except StructError:
+            pass  # the bytes end: in the slow way that is an error, or there are none left
+        return Run(messages, position, place, ordinal + 1, epoch)

@@ -1,0 +1,563 @@
+"""What a consumer was told: every argument of its faces checked and put into one value."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from journal.disk import Disk
+from tfmq import limits
+from tfmq.client.consumer.message import Codec, ReceivedMessage
+from tfmq.codecs import check_codec
+from tfmq.errors import BadRequest
+from tfmq.hooks import checked_hooks
+from tfmq.limits import KIB, MIB
+from tfmq.message import Ordinal
+from tfmq.offsets.file import FileOffsets as FileOffsets
+from tfmq.offsets.storage import ClaimingStorage as ClaimingStorage
+from tfmq.offsets.storage import OffsetStorage, PartitionName, shown_url
+from tfmq.offsets.storage import StoredOffset as StoredOffset
+from tfmq.offsets.storage import claim as claim
+from tfmq.offsets.storage import fenced_partitions as fenced_partitions
+from tfmq.protocol.commands import BY_EARLIEST, BY_LATEST, BY_OFFSET, BY_ORDINAL, BY_TIME_MS, READ, TopicRow
+from tfmq.protocol.messages import CONSISTENT_HASH, RANGE, STICKY
+
+Topics = str | Sequence[str] | re.Pattern[str] | None
+Partitions = Sequence[tuple[str, int]] | Sequence[int] | None
+Where = Callable[[ReceivedMessage[Any]], object] | None
+"""A filter: whether the message is wanted."""
+Told = Callable[[list[PartitionName]], Any] | None
+"""What is called with partitions that came, or are to go; with asyncio it may be a coroutine function."""
+
+FETCH_BYTES: Final = 256 * KIB
+"""Measured: smaller ones cost round trips, larger ones leave the processor's caches."""
+PREFETCH_BYTES: Final = 8 * MIB
+"""Enough to have the next fetch response at hand; more only makes a seek dearer."""
+SESSION_SECONDS: Final = 30.0
+"""How long a silent member keeps its share: longer than a pause of a busy process, shorter than a person's patience."""
+SAVE_SECONDS: Final = 5.0
+REFRESH_SECONDS: Final = 5.0
+"""How often new partitions, and new topics of a pattern, are looked for."""
+TIMEOUT_SECONDS: Final = 30.0
+"""How long a commit, a seek or a close tries."""
+RETRIES: Final = 5
+"""Calls of a handler after the first one."""
+OWN_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
+"""Stands for the dead letters of whoever names no store."""
+BROKER: Final = "broker"
+STRATEGIES: Final = (STICKY, RANGE, CONSISTENT_HASH)
+EVERY_TAG: Final = "*"
+OR: Final = "||"
+TOPIC_PREFIX: Final = "topic:"
+"""Before the topic that has the dead letters."""
+_ON_OUT_OF_RANGE: Final = ("stop", "earliest", "latest")
+
+
+class ConsumerOptions(NamedTuple):
+    """A consumer's arguments, checked. Times in seconds, sizes in bytes. `awaits`: the face is one that awaits what
+    `on_assigned` and `on_revoked` return."""
+
+    subscription: Subscription
+    group: str | None
+    start: Question
+    start_latest: bool
+    read: int
+    skip_damage: bool
+    reset: str | None
+    commits: str
+    storage: OffsetStorage | None
+    retries: int
+    dead_letters: str | os.PathLike[str] | None
+    tags: frozenset[str] | None
+    where: Where
+    codec: Codec | Mapping[str, Codec] | None
+    hooks: tuple[Any, ...]
+    strategy: str
+    coordinator: str | None
+    on_assigned: Told
+    on_revoked: Told
+    awaits: bool
+    timeout: float
+    session: float
+    save: float
+    refresh: float
+    fetch_bytes: int
+    prefetch_bytes: int
+
+
+class Arguments(NamedTuple):
+    """What a face was given, unchecked; the defaults are those of all faces."""
+
+    topics: Topics = None
+    partitions: Partitions = None
+    group: str | None = None
+    start: Start = "earliest"
+    read: str = "forced"
+    on_damage: str = "stop"
+    on_out_of_range: str = "stop"
+    commits: str = "auto"
+    offsets: str | OffsetStorage = BROKER
+    retries: int = RETRIES
+    dead_letters: str | os.PathLike[str] | None = OWN_STORE
+    tags: str | Iterable[str] | None = None
+    where: Where = None
+    codec: Codec | Mapping[str, Codec] | None = None
+    hooks: Sequence[Any] = ()
+    strategy: str = STICKY
+    broadcast: bool | str = False
+    coordinator: str = BROKER
+    on_assigned: Told = None
+    on_revoked: Told = None
+    timeout: float = TIMEOUT_SECONDS
+    session: float = SESSION_SECONDS
+    save_every: float = SAVE_SECONDS
+    refresh_every: float = REFRESH_SECONDS
+    fetch_bytes: int = FETCH_BYTES
+    prefetch_bytes: int = PREFETCH_BYTES
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Arguments:
+        """Those among what a constructor was given."""
+        return cls(**{name: given[name] for name in cls._fields})
+
+
+def consumer_options(**arguments: Any) -> ConsumerOptions:
+    """The options for the `Arguments` of a consumer. Raises BadRequest for a wrong one, NotSupported for a storage or a
+    coordinator whose library is missing, TypeError for one that there is not."""
+    return checked(Arguments(**arguments))
+
+
+def checked(given: Arguments, *, awaits: bool = True) -> ConsumerOptions:
+    """As `consumer_options`. `awaits`: see there."""
+    subscription = Subscription.of(given.topics, given.partitions)
+    by_broker = _by_broker(given.coordinator)
+    _check(given, by_broker)
+    _check_functions(given, awaits)
+    _check_letters(given.dead_letters, subscription)
+    for topic in given.codec if isinstance(given.codec, Mapping) else ():
+        if not subscription.reads(topic):
+            raise BadRequest(f"codec= has one for the topic {topic}, which this consumer does not read.")
+    return ConsumerOptions(
+        subscription=subscription,
+        group=_group(given.group, given.broadcast),
+        start=question(given.start),
+        start_latest=given.start == "latest",
+        read=READ[given.read],
+        skip_damage=given.on_damage == "skip",
+        reset=None if given.on_out_of_range == "stop" else given.on_out_of_range,
+        commits=given.commits,
+        storage=open_storage(given.offsets if by_broker or given.offsets != BROKER else given.coordinator),
+        retries=given.retries,
+        dead_letters=given.dead_letters,
+        tags=_tags(given.tags),
+        where=given.where,
+        codec=given.codec,
+        hooks=checked_hooks(given.hooks, "before_handle", "after_handle"),
+        strategy=given.strategy,
+        coordinator=None if by_broker else given.coordinator,
+        on_assigned=given.on_assigned,
+        on_revoked=given.on_revoked,
+        awaits=awaits,
+        timeout=given.timeout,
+        session=given.session,
+        save=given.save_every,
+        refresh=given.refresh_every,
+        fetch_bytes=given.fetch_bytes,
+        prefetch_bytes=given.prefetch_bytes,
+    )
+
+
+def check_poll(timeout: Any, max_messages: Any) -> None:
+    """What `poll` was given. Raises BadRequest."""
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and timeout >= 0):
+        raise BadRequest(f"timeout={timeout!r} is no number of seconds from 0 on; None is without end.")
+    if type(max_messages) is not int or max_messages < 1:
+        raise BadRequest(f"max_messages={max_messages!r} asks for nothing; it takes a number from 1 on.")
+
+
+def _check(given: Arguments, by_broker: bool) -> None:
+    _one_of("read", given.read, READ)
+    _one_of("on_damage", given.on_damage, ("stop", "skip"))
+    _one_of("on_out_of_range", given.on_out_of_range, _ON_OUT_OF_RANGE)
+    _one_of("commits", given.commits, ("auto", "manual", "before"))
+    _one_of("strategy", given.strategy, STRATEGIES)
+    saves = given.commits != "auto" or given.offsets != BROKER or given.broadcast or not by_broker
+    if given.group is None and saves:
+        raise BadRequest(
+            "commits=, offsets=, broadcast= and coordinator= need a group: without one nothing is saved."
+        )
+    if type(given.retries) is not int or given.retries < 0:
+        raise BadRequest(f"retries={given.retries!r} is no number of calls; it takes one from 0 on.")
+    _check_seconds(
+        timeout=given.timeout,
+        session=given.session,
+        save_every=given.save_every,
+        refresh_every=given.refresh_every,
+    )
+    _check_bytes(fetch_bytes=given.fetch_bytes, prefetch_bytes=given.prefetch_bytes)
+    check_codec(given.codec, "decode")
+
+
+def _check_functions(given: Arguments, awaits: bool) -> None:
+    """That calling them does what their bodies say: a generator's never runs, a coroutine's where it is awaited."""
+    for name in ("where", "on_assigned", "on_revoked"):
+        value = getattr(given, name)
+        if value is None:
+            continue
+        if not callable(value):
+            raise BadRequest(f"{name}={value!r} cannot be called.")
+        if _is(value, inspect.isgeneratorfunction) or _is(value, inspect.isasyncgenfunction):
+            raise BadRequest(
+                f"{name}= has a yield in it, so calling it would run nothing of it; take that out."
+            )
+        if not _is(value, inspect.iscoroutinefunction):
+            continue
+        if name == "where":
+            raise BadRequest(
+                "where= is asked message by message and takes a plain function, not a coroutine function."
+            )
+        if not awaits:
+            raise BadRequest(
+                f"{name}= is a coroutine function, and this consumer awaits nothing: write a plain function, or take"
+                " tfmq.aio.Consumer."
+            )
+
+
+def _is(function: Any, kind: Callable[[Any], bool]) -> bool:
+    """Also of an object that is called like a function."""
+    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _check_letters(where: Any, subscription: Subscription) -> None:
+    """What is noted of a letter must not be read as a message, of which a letter is made again."""
+    if not isinstance(where, str | os.PathLike | None):
+        raise BadRequest(
+            f"dead_letters={where!r} names no store: it takes a path, a SQLAlchemy URL or topic:NAME."
+        )
+    if not isinstance(where, str) or not where.startswith(TOPIC_PREFIX):
+        return
+    topic = where.removeprefix(TOPIC_PREFIX)
+    if subscription.reads(topic):
+        raise BadRequest(
+            f"dead_letters={where!r}: this consumer reads {topic} itself, so what is kept there would come back as"
+            " messages; give the dead letters a topic of their own."
+        )
+
+
+def _group(group: str | None, broadcast: bool | str) -> str | None:
+    """The group's name; of a broadcast the one that this machine, or who is named, has for itself."""
+    if group is None:
+        return None
+    name = group
+    if not isinstance(broadcast, bool) and not limits.valid_name(broadcast):
+        raise BadRequest(
+            f"broadcast={broadcast!r}: it takes True, or a name that stands for this machine: letters, digits, '.', '_'"
+            " and '-', at most 249."
+        )
+    if broadcast:
+        own = broadcast if isinstance(broadcast, str) else _machine()
+        name = f"{group}-{own}"
+    if not limits.valid_name(name):
+        raise BadRequest(f"{name!r} is no name of a group: letters, digits, '.', '_' and '-', at most 249.")
+    return name
+
+
+def _machine() -> str:
+    """The machine's own name, in letters that a group's may have."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())
+
+
+def _by_broker(coordinator: str) -> bool:
+    """Whether the broker coordinates the group, not a ZooKeeper."""
+    if coordinator == BROKER:
+        return True
+    if isinstance(coordinator, str) and coordinator.startswith(ZOOKEEPER_PREFIX):
+        return False
+    raise BadRequest(f'coordinator={coordinator!r}: it takes "broker" or "zookeeper://HOST:PORT/ROOT".')
+
+
+def _one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+    if value not in tuple(allowed):
+        words = ", ".join(f'"{each}"' for each in allowed)
+        raise BadRequest(f"{name}={value!r} is not known; it takes {words}.")
+
+
+def _check_seconds(session: float, **times: float) -> None:
+    for name, value in {"session": session, **times}.items():
+        if not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise BadRequest(f"{name}={value!r} is no number of seconds above 0.")
+    if not limits.SESSION_MS_MIN <= session * 1000 <= limits.SESSION_MS.cap:
+        raise BadRequest(f"session={session!r}: it has from 1 to {limits.SESSION_MS.cap // 1000} seconds.")
+
+
+def _check_bytes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if type(value) is not int or not 0 < value < 1 << 32:
+            raise BadRequest(f"{name}={value!r} is no number of bytes from 1 to 4 GiB.")
+
+
+def _tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
+    """The tags to filter by; None: no filter. "a || b" is both, "*" everything. Raises BadRequest."""
+    if tags is None:
+        return None
+    if not isinstance(tags, Iterable) or isinstance(tags, bytes):
+        raise BadRequest(
+            f'tags={tags!r} is no tag to filter by; it takes text, as in "paid || sent", or a list.'
+        )
+    if isinstance(tags, str) and any("|" in part for part in tags.split(OR)):
+        raise BadRequest(
+            f'tags={tags!r} has a single bar: "paid || sent" is both (a tag with a bar in it goes into a list).'
+        )
+    given = (tags,) if isinstance(tags, str) else tuple(tags)
+    found: set[str] = set()
+    for each in given:
+        if not isinstance(each, str):
+            raise BadRequest(f"{each!r} is no tag to filter by; it takes text.")
+        found.update(part.strip() for part in each.split(OR))
+    for tag in found:
+        if not tag or len(tag.encode()) > limits.TAG_BYTES:
+            raise BadRequest(
+                f"{tag!r} is no tag to filter by: it takes words of up to {limits.TAG_BYTES:d} bytes."
+            )
+    if EVERY_TAG in found:
+        return None
+    if not 0 < len(found) <= limits.FETCH_TAGS:
+        raise BadRequest(f"{len(found)} tags to filter by; it takes 1 to {limits.FETCH_TAGS:d}.")
+    return frozenset(found)
+
+
+# Which storage the argument `offsets` of a consumer names. What a storage is: `tfmq.offsets.storage`.
+
+FILE_PREFIX: Final = "file:"
+SQL_PREFIX: Final = "sql:"
+ZOOKEEPER_PREFIX: Final = "zookeeper://"
+WORDS: Final = '"broker", "file:PATH", "sql:URL" or "zookeeper://HOST:PORT/ROOT"'
+
+
+def open_storage(offsets: str | OffsetStorage, disk: Disk | None = None) -> OffsetStorage | None:
+    """The storage that the argument `offsets` of a consumer names; None stands for the broker. Touches no network.
+
+    Raises BadRequest for what names none, NotSupported where a library is missing, with the words to install it.
+    """
+    if not isinstance(offsets, str):
+        if isinstance(offsets, OffsetStorage):
+            return offsets
+        raise BadRequest(
+            f"offsets= takes text or an OffsetStorage (read, save, close), not {type(offsets).__name__}."
+        )
+    if offsets == "broker":
+        return None
+    if offsets.startswith(FILE_PREFIX) and len(offsets) > len(FILE_PREFIX):
+        return FileOffsets(offsets.removeprefix(FILE_PREFIX), disk)
+    if offsets.startswith(SQL_PREFIX):
+        from tfmq.offsets.sql import SqlOffsets  # SQLAlchemy is for who uses it
+
+        return SqlOffsets(offsets.removeprefix(SQL_PREFIX))
+    if offsets.startswith(ZOOKEEPER_PREFIX):
+        from tfmq.zookeeper.offsets import ZooKeeperOffsets  # and so is kazoo
+
+        return ZooKeeperOffsets(offsets)
+    raise BadRequest(f"offsets={shown_url(offsets)!r} names no storage; write {WORDS}.")
+
+
+# Where reading begins: what a user may write for `start`, and the question to the broker that it stands for.
+
+OFFSET_MAX = (1 << 63) - 1
+
+
+Start = str | int | Ordinal | datetime
+"""Beginning of a reader: "earliest", "latest", an offset in bytes, an `Ordinal`, or an append time (aware)."""
+
+
+class Question(NamedTuple):
+    """What LOCATE is to look for: `by` and `value` of the request. `exact`: take `value` as it is, unasked."""
+
+    by: int
+    value: int = 0
+    exact: bool = False
+
+
+EARLIEST = Question(BY_EARLIEST)
+LATEST = Question(BY_LATEST)
+
+
+def question(start: Start) -> Question:
+    """The question for `start`. Raises BadRequest for what is no beginning."""
+    if start == "earliest":
+        return EARLIEST
+    if start == "latest":
+        return LATEST
+    if isinstance(start, Ordinal):
+        return Question(BY_ORDINAL, _checked(start.number, "an ordinal"))
+    if isinstance(start, datetime):
+        return Question(BY_TIME_MS, time_ms(start))
+    if isinstance(start, int) and not isinstance(start, bool):
+        return Question(BY_OFFSET, _checked(start, "an offset"), exact=True)
+    raise BadRequest(
+        f'{start!r} is no place to start at; write "earliest", "latest", an offset, tfmq.Ordinal(n) or a datetime.'
+    )
+
+
+def time_ms(time: datetime) -> int:
+    """An aware time in ms since 1970, not below 0. Raises BadRequest for one without a time zone."""
+    if time.tzinfo is None:
+        raise BadRequest(
+            f"{time} has no time zone, so it is no moment; add one, for example tzinfo=datetime.UTC."
+        )
+    return max(0, round(time.timestamp() * 1000))
+
+
+def seek_question(
+    offset: int | None = None, ordinal: int | None = None, time: datetime | None = None, to: str | None = None
+) -> Question:
+    """The question of a seek: exactly one of the four is given; an offset is moved to the record start at or before.
+
+    Raises BadRequest for none, more than one, or a wrong one.
+    """
+    given = [each for each in (offset, ordinal, time, to) if each is not None]
+    if len(given) != 1:
+        raise BadRequest("A seek takes exactly one of offset=, ordinal=, time= and to=.")
+    if ordinal is not None:
+        return Question(BY_ORDINAL, _checked(ordinal, "an ordinal"))
+    if offset is not None:
+        return Question(BY_OFFSET, _checked(offset, "an offset"))
+    if to is not None and to not in ("earliest", "latest"):
+        raise BadRequest(f'to={to!r} is no place; write "earliest" or "latest".')
+    return question(given[0])
+
+
+def _checked(value: int, what: str) -> int:
+    if not 0 <= value <= OFFSET_MAX:
+        raise BadRequest(f"{value} is not {what}: it must be from 0 to 2**63 - 1.")
+    return value
+
+
+# What a consumer reads, in the user's words, and what that means with the topics that the broker has now.
+
+
+class Subscription(NamedTuple):
+    """Topics by name or by pattern, whole or with some partitions, or single partitions.
+
+    `topics`: names, empty for a pattern · `numbers`: the partitions of each topic, None: all · `single`: partitions
+    of their own.
+    """
+
+    topics: tuple[str, ...] = ()
+    pattern: re.Pattern[str] | None = None
+    numbers: frozenset[int] | None = None
+    single: frozenset[PartitionName] = frozenset()
+
+    @property
+    def shown(self) -> str | list[str]:
+        """What is read, as `repr` of a consumer shows it."""
+        if self.pattern is not None:
+            return self.pattern.pattern
+        if self.single:
+            return sorted(map(str, self.single))
+        return self.topics[0] if len(self.topics) == 1 else list(self.topics)
+
+    @staticmethod
+    def of(
+        topics: str | Sequence[str] | re.Pattern[str] | None,
+        partitions: Sequence[tuple[str, int]] | Sequence[int] | None,
+    ) -> Subscription:
+        """The arguments `topics` and `partitions` of a consumer. Raises BadRequest."""
+        if topics is None:
+            return Subscription(single=_single(partitions))
+        if partitions is not None and (
+            isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable)
+        ):
+            raise BadRequest(f"partitions={partitions!r} is no list of numbers, as in [0, 1].")
+        numbers = None if partitions is None else frozenset(_number(each) for each in partitions)
+        if numbers is not None and not numbers:
+            raise BadRequest("partitions= is an empty list; leave it out to read all of them.")
+        if isinstance(topics, re.Pattern):
+            if not isinstance(topics.pattern, str):
+                raise BadRequest(f"topics={topics!r} is a pattern over bytes; names of topics are text.")
+            return Subscription(pattern=topics, numbers=numbers)
+        if not isinstance(topics, Iterable):
+            raise BadRequest(f"topics={topics!r} names nothing; it takes a name, a list, a compiled pattern.")
+        names = tuple(dict.fromkeys(map(_check_name, [topics] if isinstance(topics, str) else topics)))
+        if not names:
+            raise BadRequest("topics= is an empty list; name at least one topic.")
+        return Subscription(names, numbers=numbers)
+
+    def asked(self) -> list[str] | None:
+        """The topics to ask the broker about; None: all."""
+        if self.pattern is not None:
+            return None
+        return sorted({*self.topics, *(name.topic for name in self.single)})
+
+    def reads(self, topic: str) -> bool:
+        """Whether something of a topic of that name is wanted."""
+        if self.pattern is not None and self.pattern.fullmatch(topic) is not None:
+            return True
+        return topic in self.topics or any(name.topic == topic for name in self.single)
+
+    def wanted(self, rows: Iterable[TopicRow]) -> dict[PartitionName, int]:
+        """The partitions to read among those that are there, each with its topic's incarnation."""
+        return {
+            name: row.incarnation
+            for row in rows
+            for partition in row.partitions
+            if self._wants(name := PartitionName(row.name, partition.partition))
+        }
+
+    def only(self, found: Iterable[PartitionName]) -> list[PartitionName] | None:
+        """The partitions that a member of a group asks for, also those that are not there yet; None: all of its topics.
+        `found`: those that are there."""
+        if not self.single and self.numbers is None:
+            return None
+        named = (PartitionName(topic, number) for topic in self.topics for number in self.numbers or ())
+        return sorted({*named, *self.single, *found})
+
+    def missing(self, found: Iterable[PartitionName]) -> list[str]:
+        """What was named and is not there: topics, and partitions that were named one by one."""
+        names = set(found)
+        topics = {name.topic for name in names}
+        single = sorted(str(name) for name in self.single - names)
+        return [each for each in self.topics if each not in topics] + single
+
+    def _wants(self, name: PartitionName) -> bool:
+        if name in self.single:
+            return True
+        if self.numbers is not None and name.partition not in self.numbers:
+            return False
+        if self.pattern is not None:
+            return self.pattern.fullmatch(name.topic) is not None
+        return name.topic in self.topics
+
+
+def _single(partitions: Sequence[tuple[str, int]] | Sequence[int] | None) -> frozenset[PartitionName]:
+    if not partitions:
+        raise BadRequest("A consumer needs topics= (a name, a list, a compiled pattern) or partitions=.")
+    if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
+        raise BadRequest(f'partitions={partitions!r} is no list of pairs, as in [("orders", 0)].')
+    found = set()
+    for each in partitions:
+        if not isinstance(each, Sequence) or isinstance(each, str) or len(each) != 2:
+            raise BadRequest(f"partitions= without topics= takes pairs (topic, partition), not {each!r}.")
+        found.add(PartitionName(_check_name(each[0]), _number(each[1])))
+    return frozenset(found)
+
+
+def _number(value: object) -> int:
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and 0 <= value < limits.PARTITIONS_PER_TOPIC.cap
+    ):
+        return value
+    raise BadRequest(f"{value!r} is not the number of a partition; with topics= it takes numbers from 0 on.")
+
+
+def _check_name(name: object) -> str:
+    if isinstance(name, str) and limits.valid_name(name):
+        return name
+    raise BadRequest(f"{name!r} is no name of a topic: letters, digits, '.', '_' and '-', at most 249.")

@@ -1,0 +1,136 @@
+"""The asyncio driver: operations of many tasks over one connection, in one event loop.
+
+It takes the loop of whoever first waits, and belongs to it from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tfmq.client.drivers.blocking import CLOSE_SECONDS
+from tfmq.client.drivers.event_loop import EventDriver
+from tfmq.client.drivers.event_loop import NoLock as NoLock
+from tfmq.client.drivers.socket import look_up
+from tfmq.client.operation import Flag, Waitable
+from tfmq.errors import NotAllowed
+
+
+class AsyncDriver(EventDriver):
+    """Runs operations as coroutines of tasks."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._looking_up: asyncio.Task[None] | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that it belongs to; None before anybody waited."""
+        return self._loop
+
+    async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
+        waited = tuple(targets)
+        if any(target.done for target in waited):
+            return True
+        loop = self._take_loop()
+        future = loop.create_future()
+
+        def wake(_: object) -> None:
+            if not future.done():
+                future.set_result(True)
+
+        for target in waited:
+            target.when_done(wake)
+        timer = None if seconds is None else loop.call_later(max(0.0, seconds), wake, None)
+        self.attend()
+        try:
+            await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            for target in waited:
+                target.forget(wake)
+        return any(target.done for target in waited)
+
+    def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        def finished(future: asyncio.Future[Any]) -> None:
+            error = asyncio.CancelledError() if future.cancelled() else future.exception()
+            done(None if error is not None else future.result(), error)
+            self.attend()
+
+        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(finished)
+
+    def raise_flag(self, flag: Flag) -> None:
+        if self._loop is None or self._loop.is_closed():
+            flag.settle()
+        else:
+            self._loop.call_soon_threadsafe(flag.settle)
+
+    async def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Drop the connection; open calls fail."""
+        self.close_now()
+        await asyncio.sleep(0)
+
+    def close_now(self) -> None:
+        """As `close`, where no loop runs any more."""
+        super().close_now()
+        if self._looking_up is not None:
+            self._looking_up.cancel()
+
+    # Inside
+
+    def _take_loop(self) -> asyncio.AbstractEventLoop:
+        running = asyncio.get_running_loop()
+        if self._loop is None or (self._loop is not running and self._loop.is_closed()):
+            self._loop, self._watched, self._handle, self._soon = running, None, None, False
+            if self.channel.socket is not None:
+                self.channel.broke(ConnectionResetError("its event loop is closed"))
+        elif self._loop is not running:
+            raise NotAllowed("This client belongs to another event loop; make one for each loop.")
+        return running
+
+    def _has_loop(self) -> bool:
+        if self._loop is None:
+            with contextlib.suppress(RuntimeError):
+                self._take_loop()
+        return self._loop is not None and not self._loop.is_closed()
+
+    def _call_soon(self, function: Callable[[], None]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon(function)
+
+    def _start_timer(self, seconds: float) -> asyncio.TimerHandle:
+        assert self._loop is not None
+        return self._loop.call_later(seconds, self._look)
+
+    def _stop_timer(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _watch_socket(self, fileno: int, to_write: bool) -> None:
+        assert self._loop is not None
+        self._loop.add_reader(fileno, self._readable)
+        if to_write:
+            self._loop.add_writer(fileno, self._writable)
+
+    def _unwatch(self) -> None:
+        if self._watched is not None and self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._watched[0])
+            self._loop.remove_writer(self._watched[0])
+        self._watched = None
+
+    def _look_up(self) -> None:
+        task = self._looking_up
+        if task is None or task.done():  # the end of a loop cancels it
+            assert self._loop is not None
+            self._looking_up = self._loop.create_task(self._looking())
+
+    async def _looking(self) -> None:
+        assert self._loop is not None
+        self._found(await self._loop.run_in_executor(None, look_up, self.link.server))
+        with contextlib.suppress(RuntimeError):
+            self._look()

@@ -1,0 +1,419 @@
+"""The arguments of a producer, and what they are where nobody says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tfmq.client.admin.delayed import Rescheduled, cancelling, rescheduling
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.factory import reach
+from tfmq.client.connection.requests import Cluster, all_done
+from tfmq.client.operation import Flag, Operation, Wait
+from tfmq.client.producer.store_and_forward import Forwarding
+from tfmq.client.send.accumulator import Options, Sender
+from tfmq.client.send.batch import Batch, Deliveries, Delivery
+from tfmq.client.send.chunking import Taking, cut, in_time
+from tfmq.client.send.delivery_time import AT_ONCE, Delay, Given, Moment, When, due_of
+from tfmq.client.send.partitioner import PartitionSelector, StrictPartitions, find_selector
+from tfmq.client.transaction.manager import Transactions
+from tfmq.codecs import Codec, check_codec, codec_of
+from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TfmqError, TimedOut
+from tfmq.hooks import Hook, checked_hooks
+from tfmq.limits import valid_name
+from tfmq.message import Message, payload_bytes
+from tfmq.protocol.commands import ACKS
+
+LINGER_MS = 5.0
+"""How long a batch waits for company while nobody waits for it."""
+BATCH_BYTES = 256 << 10
+"""Larger ones gain nothing, and a batch is what one refusal costs."""
+BUFFER_BYTES = 32 << 20
+TIMEOUT_SECONDS = 30.0
+BATCH_BYTES_MAX = 8 << 20
+"""A broker refuses frames of 16 MiB and more. One message alone may be larger than a batch."""
+
+
+class Settings(NamedTuple):
+    """The arguments of a producer, checked."""
+
+    servers: str | Sequence[str] | None
+    group: str | None
+    acks: str | None
+    linger_ms: float
+    batch_bytes: int
+    buffer_bytes: int
+    selector: PartitionSelector | str | None
+    codec: Codec[Any] | Mapping[str, Codec[Any]] | None
+    timeout: float
+    hooks: Sequence[Hook]
+    client_id: str | None = None
+
+    def options(self) -> Options:
+        """How the sender is set. Raises `BadRequest` for values that make no sense."""
+        if self.acks is not None and self.acks not in ACKS:
+            raise BadRequest(
+                f"acks={self.acks!r} is not known; it takes None or one of {', '.join(map(repr, ACKS))}."
+            )
+        if self.group is not None and not valid_name(self.group):
+            raise BadRequest(f"{self.group!r} is not a group's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+        for name in ("linger_ms", "batch_bytes", "buffer_bytes", "timeout"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not (value > 0 or (value == 0 and name == "linger_ms")):
+                least = "0 or more" if name == "linger_ms" else "a number above 0"
+                raise BadRequest(f"{name} must be {least}, not {value!r}.")
+        if self.batch_bytes > BATCH_BYTES_MAX:
+            raise BadRequest(
+                f"batch_bytes is at most {BATCH_BYTES_MAX}, not {self.batch_bytes}; larger gain nothing."
+            )
+        check_codec(self.codec, "encode")
+        acks = None if self.acks is None else ACKS[self.acks]
+        batch_bytes = min(int(self.batch_bytes), int(self.buffer_bytes))
+        return Options(acks, self.linger_ms / 1000, batch_bytes, int(self.buffer_bytes), float(self.timeout))
+
+
+# What all producer faces do, once: messages checked, sends as operations, flush and close.
+#
+# A face adds the waiting (its driver) and the names that users see.
+
+
+class ProducerCore:
+    """One producer without its waiting. `driver_type(link)` makes the driver, `owner_type(core)` what deliveries
+    wait with.
+    """
+
+    def __init__(
+        self,
+        owner_type: Callable[[ProducerCore], Any],
+        driver_type: Callable[[Link], Any],
+        settings: Settings,
+    ) -> None:
+        self.options = settings.options()
+        self.selector = find_selector(settings.selector)
+        self.codec = settings.codec
+        self.hooks = checked_hooks(settings.hooks, "before_send", "after_send")
+        self.group = settings.group
+        self.closed = False
+        self.ended = Flag()
+        """Raised when closing is over, for whoever closes too."""
+        self.plain = self.codec is None and not self.hooks and self.selector.per_batch
+        """Whether bytes without key and so on may go the short way into the open batch."""
+        self.link, self.driver, self.wall_clock = reach(
+            settings.servers, driver_type, client_id=settings.client_id
+        )
+        self.owner = owner_type(self)
+        self._begin()
+        self.transactions = Transactions(self)
+        self.driver.on_fork.append(self._forked)
+
+    def _begin(self) -> None:
+        self.cluster = Cluster(self.link.now)
+        self.sender = Sender(
+            self.link,
+            self.cluster,
+            self.driver,
+            self.owner,
+            self.options,
+            self.selector,
+            self.wall_clock,
+        )
+        self.driver.tickers.append(self.sender)
+        self.forwarding = self._forwarding()
+        if self.forwarding is not None:
+            self.driver.tickers.append(self.forwarding)
+
+    def _forwarding(self) -> Forwarding | None:
+        selector = self.selector
+        if isinstance(selector, StrictPartitions) and selector.store is not None:
+            return Forwarding(self, selector, selector.store)
+        return None
+
+    def _forked(self) -> None:
+        self.driver.tickers.remove(self.sender)
+        self.sender.orphan()
+        if self.forwarding is not None:
+            self.driver.tickers.remove(self.forwarding)
+            self.forwarding.forked()
+        self._begin()
+        self.transactions = self.transactions.renewed()
+        self.ended.done = self.closed  # the thread that was closing it is the parent's
+
+    # Messages
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise Closed("The producer is closed; make a new one.")
+
+    def message(
+        self,
+        topic: str,
+        payload: Any,
+        key: Any = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Any = None,
+        deliver_at: Any = None,
+        partition: int | None = None,
+    ) -> Message:
+        """The message as it goes. Raises for what no broker would take."""
+        if isinstance(payload, Message):
+            if any(each is not None for each in (key, tag, properties, delay, deliver_at, partition)):
+                raise TypeError("A Message has its key, tag and so on in it: give them there, not beside it.")
+            return self.checked(topic, payload)
+        made = Message(payload, key, tag, properties, partition, delay, deliver_at)
+        return self.checked(topic, made)
+
+    def checked(self, topic: str, message: Message) -> Message:
+        """`message` after the hooks. Raises `BadRequest`, `TypeError`."""
+        self.check_open()
+        if not isinstance(topic, str) or not valid_name(topic):
+            raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+        if message.partition is not None and type(message.partition) is not int:
+            raise TypeError(f"A partition is a number, not {type(message.partition).__name__}.")
+        for hook in self.hooks:
+            message = hook.before_send(topic, message)
+        due_of(message.delay, message.deliver_at)  # it raises here what makes no sense
+        if message.key is not None and not isinstance(message.key, str | bytes):
+            if not isinstance(message.key, bytearray | memoryview):
+                raise TypeError(f"A key is bytes or text, not {type(message.key).__name__}.")
+            message = message._replace(key=bytes(message.key))
+        return message
+
+    def payload(self, topic: str, message: Message) -> bytes | None:
+        """The payload's bytes, a copy where the caller could change them. Raises `TypeError` naming the codecs."""
+        value = message.payload
+        if self.codec is not None and value is not None:
+            codec = codec_of(self.codec, topic)
+            value = value if codec is None else codec.encode(value)
+        data = payload_bytes(value)
+        return data if data is None or type(data) is bytes else bytes(data)
+
+    # Sending
+
+    def may_append(self, topic: str, message: Message) -> bool:
+        """Whether `append` needs no waiting: there is room, and the partition can be chosen, now or later."""
+        if self.forwarding is not None:
+            return self.sender.has_room()
+        free = message.partition is None and message.key is None and self.selector.per_batch
+        return self.sender.has_room() and (free or self.sender.lanes.knows(topic))
+
+    def append(
+        self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None
+    ) -> Delivery:
+        """Take the message into a batch; a delay counts from `called_at` (None: now). Raises `Closed`."""
+        self.check_open()
+        if self.forwarding is not None:
+            delivery = self.forwarding.append(topic, message, payload)
+        else:
+            delivery = self.sender.append(topic, message, payload, called_at)
+        self.hook(topic, message, delivery)
+        return delivery
+
+    def hook(self, topic: str, message: Message, delivery: Delivery) -> None:
+        """Have the hooks told what becomes of it."""
+        if self.hooks:
+            delivery.add_callback(lambda done: self._told(topic, message, done))
+
+    def _told(self, topic: str, message: Message, delivery: Delivery) -> None:
+        error = delivery.peek()
+        result = None if error is not None else delivery.result()
+        for hook in self.hooks:
+            hook.after_send(topic, message, result, error)
+
+    def sending(self, topic: str, message: Message, payload: bytes | None) -> Operation[Delivery]:
+        """Wait for room, and for the topic's partitions where they decide, then append."""
+        called_at = self.link.now()
+        if not self.may_append(topic, message):
+            yield from self._making_room()
+            if self.forwarding is None and not (
+                message.key is None and message.partition is None and self.selector.per_batch
+            ):
+                yield from self.knowing(topic)
+        return self.append(topic, message, payload, called_at)
+
+    def sending_many(
+        self, topic: str, payloads: Iterable[Any], when: When = AT_ONCE
+    ) -> Operation[Deliveries]:
+        """Send them all; ends when the last one is in a batch that is on its way."""
+        due = due_of(*when)
+        self.checked(topic, Message(b"")) if not self.hooks else self.check_open()
+        deliveries = Deliveries(self.owner)
+        taking = Taking(payloads)
+        while True:
+            yield Wait(taking, 0.0)
+            if not taking.chunk:
+                break
+            called_at = self.link.now()
+            if not deliveries.runs and self.forwarding is None:
+                yield from self.knowing(topic)
+            chunk = taking.plain() if self.plain else None
+            if chunk is not None:
+                given = None if due is None else Given(due, called_at)
+                yield from self._sending_plain(topic, chunk, taking, deliveries, given)
+            else:
+                messages = (in_time(each, when) for each in taking.chunk)
+                yield from self._sending_each(topic, messages, deliveries, called_at)
+        self.sender.hurry(deliveries.batches)
+        return deliveries
+
+    def _sending_plain(
+        self, topic: str, chunk: list[bytes], taking: Taking, deliveries: Deliveries, given: Given | None
+    ) -> Operation[None]:
+        """Payloads without anything beside: whole batches at once."""
+        sizes = list(map(len, chunk))
+        overhead = self.sender.overhead_bytes
+        start = 0
+        for stop in cut(sizes, self.options.batch_bytes, overhead):
+            part = chunk if stop - start == len(chunk) else chunk[start:stop]
+            yield from self._making_room()
+            self.check_open()
+            batch = self.sender.append_many(topic, part, sum(sizes[start:stop]), given)
+            deliveries.add(batch, 0, len(part))
+            start = stop
+            yield Wait((), 0.0)
+            self._stop_early(deliveries)
+        taking.adjust(sum(sizes) + overhead * len(chunk), self.options.batch_bytes)
+
+    def _sending_each(
+        self, topic: str, messages: Iterable[Message], deliveries: Deliveries, called_at: float
+    ) -> Operation[None]:
+        for each in messages:
+            message = self.checked(topic, each)
+            payload = self.payload(topic, message)
+            yield from self._making_room()
+            batch, index = self.append(topic, message, payload, called_at)
+            deliveries.add(batch, index, 1)
+        yield Wait((), 0.0)
+        self._stop_early(deliveries)
+
+    def _stop_early(self, deliveries: Deliveries) -> None:
+        """Once a part failed, the rest of a long iterable is not read: the caller is told at once."""
+        if self.sender.failed_messages:
+            for batch, first, count in deliveries.runs:
+                if batch.error is not None:
+                    batch.result_of(first, count)
+
+    def _making_room(self) -> Operation[None]:
+        """Raises `Busy` when there is none within the timeout."""
+        until = self.link.now() + self.options.timeout
+        while not self.sender.has_room():
+            remaining = until - self.link.now()
+            if remaining <= 0:
+                raise Busy(
+                    f"The buffer of {self.options.buffer_bytes} bytes was full for {self.options.timeout:g} s:"
+                    " the broker does not keep up, or cannot be reached."
+                )
+            yield Wait((self.sender.room(),), remaining)
+
+    def knowing(self, topic: str) -> Operation[None]:
+        """Wait until the topic's partitions are known. Raises what asking for them raised."""
+        until = self.link.now() + self.options.timeout
+        while not self.sender.lanes.knows(topic):
+            lane = self.sender.lanes.lane(topic)
+            self.sender.lanes.ask(lane)
+            remaining = until - self.link.now()
+            if remaining <= 0:
+                raise TimedOut(
+                    f"The partitions of {topic} could not be learned in {self.options.timeout:g} s. Try again; if"
+                    " that goes on, see `tfmq status`, or wait longer: Producer(timeout=...).",
+                    outcome="not done",
+                )
+            yield Wait((lane.known,), remaining)
+            if lane.error is not None:
+                raise type(lane.error)(lane.error.sentence, outcome="not done")
+
+    def cancelling(self, handle: Any) -> Operation[str]:
+        """Take a delayed message back."""
+        self.check_open()
+        return cancelling(self.link, handle, self.options.timeout)
+
+    def rescheduling(
+        self, handle: Any, delay: Delay | None, deliver_at: Moment | None
+    ) -> Operation[Rescheduled]:
+        """Give a delayed message another time."""
+        self.check_open()
+        return rescheduling(self.link, handle, delay, deliver_at, self.options.timeout)
+
+    # Waiting
+
+    def waiting(
+        self, batches: Iterable[Batch], timeout: float | None, *, at_once: bool = True
+    ) -> Operation[None]:
+        """Let these go and wait until all are done. Raises `TimedOut`."""
+        waited = list(batches)
+        self.sender.hurry(waited, at_once)
+        done = yield from all_done(waited, timeout, self.link)
+        if not done:
+            raise self.too_late(timeout)
+
+    def too_late(self, timeout: float | None) -> TimedOut:
+        """Why a wait for deliveries ended before they were done."""
+        if self.driver.closed:
+            return TimedOut("The producer was closed while this was waited for.")
+        return TimedOut(
+            f"The broker has not answered within {timeout:g} s; the messages are still on their way."
+        )
+
+    def flushing(self, timeout: float | None) -> Operation[None]:
+        """Wait until everything sent so far is settled. Raises `DeliveryFailed`, `TimedOut`."""
+        waited = self.sender.flush()
+        done = yield from all_done(waited, timeout, self.link)
+        failed = self.sender.take_failures()
+        if failed:
+            raise _failure(failed)
+        if not done:
+            raise TimedOut(f"Not everything was delivered within {timeout:g} s; it is still on its way.")
+
+    def closing(self, timeout: float) -> Operation[None]:
+        """Take nothing more, flush, give up what is left. Raises `DeliveryFailed`."""
+        if self.closed:
+            yield Wait((self.ended,), timeout)
+            return
+        self.closed = True
+        self.plain = False
+        try:
+            yield from self.transactions.closing(timeout)
+        finally:
+            yield from self._flushing_last(timeout)
+
+    def _flushing_last(self, timeout: float) -> Operation[None]:
+        waited = self.sender.flush()
+        try:
+            yield from all_done(waited, timeout, self.link)
+        finally:
+            self.transactions.stop()
+            if self.forwarding is not None:
+                self.forwarding.close()
+            self.sender.abandon(
+                TimedOut(f"The producer was closed, and it was not delivered within {timeout:g} s.")
+            )
+            self.ended.settle()
+        failed = self.sender.take_failures()
+        if failed:
+            raise _failure(failed)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start, and how things are."""
+        sender, link = self.sender, self.link
+        return {
+            "messages": sender.sent_messages,
+            "batches": sender.sent_batches,
+            "bytes": sender.sent_bytes,
+            "failed_messages": sender.failed_messages,
+            "lost_messages": sender.lost,
+            "buffered_bytes": sender.used_bytes,
+            "unsettled_batches": len(sender.outstanding),
+            "transactions": self.transactions.committed,
+            "rolled_back_transactions": self.transactions.rolled_back,
+            "open_transactions": len(self.transactions),
+            "connections": link.connections,
+            "connected": link.state == "ready",
+            "server": str(link.server),
+        }
+
+
+def _failure(failed: list[Delivery]) -> TfmqError:
+    first = failed[0].peek()
+    return DeliveryFailed(
+        f"{len(failed)} messages could not be delivered; the first one: {first}", deliveries=failed
+    )

@@ -1,0 +1,1 @@
+"""What a producer sends: batches, encoding, partitioning, the accumulator and partition senders."""

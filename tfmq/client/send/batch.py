@@ -1,0 +1,419 @@
+"""A batch on its way, and the light handles on the messages in it.
+
+A batch gathers payloads while it is open, is encoded once when it is numbered, and is done when the broker answered
+or it failed. Handles are tuples of a batch and an index: nothing is made per message but them, and the offset of a
+message is worked out when somebody asks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from journal.record.format import FLAG_TOMBSTONE, HEADER_SIZE, tag_flag
+from tfmq.client.operation import Waitable
+from tfmq.client.send.delivery_time import Dues
+from tfmq.client.send.record_encoder import Encoded, attribute_part, encode, encode_each, readdress
+from tfmq.errors import TfmqError
+from tfmq.ids import pack_id
+from tfmq.message import SendResult, encode_attribute
+from tfmq.protocol.commands import DUE_MAX, DURABILITY
+from tfmq.protocol.delayed_handle import Handles, read_dues
+
+if TYPE_CHECKING:
+    from tfmq.client.connection.requests import Topic
+    from tfmq.protocol.commands import DelayedBatch as Told
+    from tfmq.protocol.schema import TransactionDelayed
+
+
+class Owner(Protocol):
+    """What a batch's handles need of the producer that made it."""
+
+    def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
+        """Wait until all are done. Raises `TimedOut`."""
+        ...
+
+    def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]: ...
+
+    def call_back(self, callback: Callable[[], object]) -> None:
+        """Run `callback` outside of every lock, soon."""
+        ...
+
+
+class Batch(Waitable):
+    """Messages for one partition (`partition` -1: not chosen yet) that travel together."""
+
+    __slots__ = (
+        "attempts",
+        "bounced",
+        "count",
+        "deadline",
+        "durability",
+        "encoded",
+        "error",
+        "flags",
+        "is_open",
+        "leaves_at",
+        "looked_at",
+        "moved_from",
+        "overhead_bytes",
+        "owner",
+        "part",
+        "partition",
+        "parts",
+        "payloads",
+        "positions",
+        "producer_id",
+        "room",
+        "sequence",
+        "size_bytes",
+        "topic",
+        "urgent",
+        "user_callbacks",
+    )
+
+    def __init__(
+        self, owner: Owner, topic: str, partition: int, room: int, born_ms: int, leaves_at: float
+    ) -> None:
+        super().__init__()
+        self.owner = owner
+        self.topic = topic
+        self.partition = partition
+        self.room = room
+        """Bytes that still fit."""
+        self.size_bytes = 0
+        self.leaves_at = leaves_at
+        """When it goes at the latest."""
+        self.deadline = float("inf")
+        """When it fails."""
+        self.part = attribute_part(encode_attribute(born_ms))
+        self.overhead_bytes = HEADER_SIZE + len(self.part)
+        """What a record without key, tag and properties adds to its payload."""
+        self.payloads: list[bytes] = []
+        self.parts: list[bytes] | None = None
+        self.flags: list[int] | None = None
+        self.is_open = True
+        self.urgent = False
+        self.count = 0
+        self.producer_id = self.sequence = 0
+        self.encoded: Encoded | None = None
+        self.attempts = 0
+        self.bounced: TfmqError | None = None
+        self.moved_from = 0
+        """How many partitions the topic had that was deleted before this came there; 0: it was for no such topic."""
+        self.error: TfmqError | None = None
+        self.positions: Sequence[tuple[int, int]] = ()
+        self.durability = ""
+        self.looked_at: set[int] | None = None
+        self.user_callbacks: list[Callable[[Batch], object]] | None = None
+
+    # While it is open
+
+    def add(self, payload: bytes | None, part: bytes | None, tag: str | None) -> int:
+        """Append one message (part None: the shared one); its index."""
+        index = len(self.payloads)
+        flag = tag_flag(tag) if tag else 0
+        if payload is None:
+            flag |= FLAG_TOMBSTONE
+            payload = b""
+        if (part is not None or flag) and self.parts is None:
+            self.parts = [self.part] * index
+            self.flags = [0] * index
+        if self.parts is not None and self.flags is not None:
+            self.parts += [self.part] * (index - len(self.parts))
+            self.flags += [0] * (index - len(self.flags))
+            self.parts.append(self.part if part is None else part)
+            self.flags.append(flag)
+        self.payloads.append(payload)
+        self.room -= len(payload) + HEADER_SIZE + len(self.part if part is None else part)
+        return index
+
+    def close(self, full_room: int) -> None:
+        """Nothing is added any more. `full_room` is the room that it was opened with."""
+        self.is_open = False
+        self.count = len(self.payloads)
+        self.size_bytes = full_room - self.room
+        self.room = 0
+
+    # On its way
+
+    def place(self, topic: Topic, partition: int) -> None:
+        """Where it goes is decided."""
+        self.partition = partition
+
+    def number(self, producer_id: int, sequence: int) -> Encoded:
+        """Give it its place in a stream: encode it, or give the encoded records other ids."""
+        if self.encoded is not None:
+            if (self.producer_id, self.sequence) != (producer_id, sequence):
+                self.encoded = readdress(self.encoded, producer_id, sequence)
+        elif self.parts is None or self.flags is None:
+            self.encoded = encode(self.payloads, self.part, producer_id, sequence)
+        else:
+            missing = len(self.payloads) - len(self.parts)
+            parts, flags = self.parts + [self.part] * missing, self.flags + [0] * missing
+            self.encoded = encode_each(self.payloads, parts, flags, producer_id, sequence)
+        self.producer_id, self.sequence = producer_id, sequence
+        self.payloads, self.parts, self.flags = [], None, None
+        return self.encoded
+
+    def unnumber(self) -> None:
+        """Its place is open again; `number` gives the next one."""
+        self.producer_id = 0
+
+    @property
+    def last_sequence(self) -> int:
+        return self.sequence + self.count - 1
+
+    def stored(self, positions: Sequence[tuple[int, int]], durability: int) -> None:
+        """The broker has it; `positions` may be () where they are not known."""
+        self.positions = positions
+        self.durability = DURABILITY[durability]
+        self._finish()
+
+    def failed(self, error: TfmqError) -> None:
+        self.error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        if self.done:
+            return
+        self.payloads, self.parts, self.flags = [], None, None
+        if self.encoded is not None:
+            self.encoded = self.encoded._replace(data=bytearray(), blocks=[])
+        self.is_open = False
+        self.settle()
+        if self.user_callbacks:
+            for callback in self.user_callbacks:
+                self.owner.call_back(_Bound(callback, self))
+            self.user_callbacks = None
+
+    # What became of it
+
+    def offset_of(self, index: int) -> int | None:
+        """The offset of message `index`; None where the broker did not say."""
+        if not self.positions or self.encoded is None:
+            return None
+        place = bisect_right(self.positions, index, key=_first_record) - 1
+        first, offset = self.positions[place]
+        return offset + self.encoded.start_of(index) - self.encoded.start_of(first)
+
+    def result_of(self, index: int, count: int = 1) -> SendResult:
+        """What became of `count` messages from `index` on. Raises what the batch failed with."""
+        if self.error is not None:
+            self.look(index, count)
+            raise self.error
+        message_id = pack_id(self.producer_id, self.sequence + index)
+        return SendResult(
+            self.topic, self.partition, self.offset_of(index), message_id, self.durability, count
+        )
+
+    def results_of(self, first: int, count: int) -> SendResult:
+        """One entry for `count` messages that were sent together. Raises as `result_of`."""
+        return self.result_of(first, count)
+
+    def look(self, index: int, count: int) -> None:
+        """Somebody saw what became of these."""
+        if self.looked_at is None:
+            self.looked_at = set()
+        self.looked_at.update(range(index, index + count))
+
+    def unseen(self) -> list[Delivery]:
+        """The deliveries of a failed batch at which nobody has looked."""
+        if self.error is None:
+            return []
+        seen = self.looked_at or ()
+        return [Delivery((self, index)) for index in range(self.count) if index not in seen]
+
+    def when_finished(self, callback: Callable[[Batch], object]) -> None:
+        """Run `callback(self)` outside of every lock once it is done."""
+        if self.done:
+            self.owner.call_back(_Bound(callback, self))
+        elif self.user_callbacks is None:
+            self.user_callbacks = [callback]
+        else:
+            self.user_callbacks.append(callback)
+
+
+class _Bound:
+    """A callback with its argument."""
+
+    __slots__ = ("argument", "callback")
+
+    def __init__(self, callback: Callable[[Any], object], argument: Any) -> None:
+        self.callback = callback
+        self.argument = argument
+
+    def __call__(self) -> object:
+        return self.callback(self.argument)
+
+
+def _first_record(position: tuple[int, int]) -> int:
+    return position[0]
+
+
+class Delivery(tuple[Batch, int]):
+    """The handle on one message that was sent. Cheap: keep as many as you like, or none."""
+
+    __slots__ = ()
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        """What became of it. Waits at most `timeout` seconds (None: until it is delivered or has failed).
+
+        Raises what it failed with, `TimedOut` when the wait was too short, and in the asyncio face `NotAllowed` if
+        it is not done: await it there.
+        """
+        batch, index = self
+        if not batch.done:
+            batch.owner.wait_for((batch,), timeout)
+        return batch.result_of(index)
+
+    def done(self) -> bool:
+        """Whether `result` would return, or raise, at once."""
+        return self[0].done
+
+    def error(self) -> TfmqError | None:
+        """What it failed with, if it has; reading it counts as having looked."""
+        batch, index = self
+        if batch.error is not None:
+            batch.look(index, 1)
+        return batch.error
+
+    def peek(self) -> TfmqError | None:
+        """As `error`, without counting as having looked."""
+        return self[0].error
+
+    def add_callback(self, callback: Callable[[Delivery], object]) -> None:
+        """Call `callback(self)` once it is done, in whichever thread reads; it must not wait for the broker."""
+        self[0].when_finished(lambda _: callback(self))
+
+    def __await__(self) -> Generator[Any, None, SendResult]:
+        batch, index = self
+        if not batch.done:
+            yield from batch.owner.wait_async((batch,))
+        return batch.result_of(index)
+
+    def __repr__(self) -> str:
+        batch, index = self
+        state = "on its way" if not batch.done else f"failed: {batch.error}" if batch.error else "delivered"
+        return f"<Delivery to {batch.topic}/{batch.partition} #{index} {state}>"
+
+
+class Deliveries:
+    """The handle on all messages of one `send_many`: runs of (batch, first index, count)."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.runs: list[tuple[Batch, int, int]] = []
+        self.complete = False
+
+    def add(self, batch: Batch, first: int, count: int) -> None:
+        """`count` more messages, from `first` of `batch` on."""
+        if self.runs:
+            last, start, length = self.runs[-1]
+            if last is batch and start + length == first:
+                self.runs[-1] = (batch, start, length + count)
+                return
+        self.runs.append((batch, first, count))
+
+    def __len__(self) -> int:
+        """How many messages."""
+        return sum(count for _, _, count in self.runs)
+
+    @property
+    def batches(self) -> list[Batch]:
+        return list(dict.fromkeys(batch for batch, _, _ in self.runs))
+
+    def result(self, timeout: float | None = None) -> list[SendResult]:
+        """What became of them, one entry for each batch: its `count`, the first one's offset and id.
+
+        Waits at most `timeout` seconds. Raises what the first failed batch failed with, or `TimedOut`.
+        """
+        self.owner.wait_for(self.batches, timeout)
+        return self._results()
+
+    def _results(self) -> list[SendResult]:
+        return [batch.results_of(first, count) for batch, first, count in self.runs]
+
+    def done(self) -> bool:
+        """Whether `result` would return, or raise, at once."""
+        return all(batch.done for batch, _, _ in self.runs)
+
+    def add_callback(self, callback: Callable[[Deliveries], object]) -> None:
+        """Call `callback(self)` once all are done, in whichever thread reads; it must not wait for the broker."""
+        left = set(self.batches)
+
+        def finished(batch: Batch) -> None:
+            left.discard(batch)
+            if not left:
+                callback(self)
+
+        if not left:
+            self.owner.call_back(_Bound(callback, self))
+        for batch in list(left):
+            batch.when_finished(finished)
+
+    def __await__(self) -> Generator[Any, None, list[SendResult]]:
+        yield from self.owner.wait_async(self.batches)
+        return self._results()
+
+    def __repr__(self) -> str:
+        return f"<Deliveries of {len(self)} messages in {len(self.batches)} batches>"
+
+
+# A batch of delayed messages: as any other, with their dues beside, and handles instead of offsets.
+
+
+class HandledBatch(Batch):
+    """A batch whose messages may have handles: None until the broker has told them, or where it tells none."""
+
+    __slots__ = ("handles",)
+
+    def __init__(self, *fields: Any) -> None:
+        super().__init__(*fields)
+        self.handles: Handles | None = None
+
+    def take_handles(self, told: Told | TransactionDelayed | None) -> None:
+        """What the broker answered, if it did, and as far as it fits this batch."""
+        if told is None:
+            return
+        dues = self._dues(told.dues)
+        if len(dues) == self.count and max(dues) <= DUE_MAX >= told.first_number + self.count:
+            self.handles = Handles(told.store_id, told.log_id, told.first_number, dues)
+
+    def _dues(self, packed: bytes) -> array[int]:
+        """Due times as the answer has them."""
+        return read_dues(packed)
+
+    def result_of(self, index: int, count: int = 1) -> SendResult:
+        result = super().result_of(index, count)
+        return result if self.handles is None else result._replace(delayed=self.handles[index])
+
+    def results_of(self, first: int, count: int) -> SendResult:
+        result = super().result_of(first, count)
+        return (
+            result if self.handles is None else result._replace(delayed=self.handles[first : first + count])
+        )
+
+
+class DelayedBatch(HandledBatch):
+    """Messages for one partition that wait at the broker until each is due."""
+
+    __slots__ = ("dues", "home")
+
+    def __init__(
+        self, owner: Owner, topic: str, partition: int, room: int, born_ms: int, leaves_at: float
+    ) -> None:
+        super().__init__(owner, topic, partition, room, born_ms, leaves_at)
+        self.dues = Dues()
+        self.home: Topic | None = None
+        """The topic as it was known when the partition was chosen."""
+
+    def place(self, topic: Topic, partition: int) -> None:
+        super().place(topic, partition)
+        self.home = topic
+
+    def _finish(self) -> None:
+        super()._finish()
+        self.dues = Dues()

@@ -1,0 +1,1 @@
+"""Transactions of a producer: gather, prepare, commit, roll back, check back."""

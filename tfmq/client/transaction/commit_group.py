@@ -1,0 +1,297 @@
+"""What one writer adds to a sequence of a commit group, and the word of whoever decides about all of it.
+
+A `GroupPart` sends batches in member transactions, one after the other: a member is prepared, and another one begun,
+before it would outgrow what the broker takes in one transaction, or grow too old. Members are local transactions, so
+one that is not prepared ends with its connection, and a writer that dies leaves none open. Nothing of them is visible
+before COMMIT_GROUP names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from tfmq.bounded_msgpack import Buffer
+from tfmq.client.connection.connection import Link
+from tfmq.client.connection.requests import answered, request
+from tfmq.client.operation import Flag, Operation, Task, Wait
+from tfmq.client.transaction.pipeline import Beginning, Pipeline, TransactionStreams
+from tfmq.errors import TfmqError, TimedOut
+from tfmq.protocol.commands import (
+    AbortCommitGroup,
+    CommitGroup,
+    CommitGroupReply,
+    CommitMember,
+    ForgetCommitGroup,
+    Ping,
+    PrepareTransaction,
+    RollbackTransaction,
+    TransactionName,
+)
+
+LET_GO_SECONDS: Final = 5.0
+"""How long a writer that failed waits for the broker to drop what it prepared; behind that its time ends it."""
+
+
+class Encoded(Protocol):
+    """Records as they go: `blocks` are [size, count, CRC-32] each."""
+
+    @property
+    def data(self) -> Buffer: ...
+    @property
+    def blocks(self) -> Sequence[tuple[int, int, int]]: ...
+
+
+Encode = Callable[[int, int], Encoded]
+"""(producer id, sequence of the first record) -> the records. The same numbers give the same bytes."""
+
+
+class MemberBatch:
+    """`count` records for a partition of the topic's `incarnation`. Their bytes are made when their turn comes, and let
+    go once the broker has them. `size_bytes` is at least what they have.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_encode",
+        "count",
+        "encoded",
+        "incarnation",
+        "partition",
+        "producer_id",
+        "sequence",
+        "size_bytes",
+        "topic",
+    )
+
+    due: None = None
+
+    def __init__(
+        self, topic: str, incarnation: int, partition: int, count: int, size_bytes: int, encode: Encode
+    ) -> None:
+        self.topic, self.incarnation, self.partition = topic, incarnation, partition
+        self.count, self.size_bytes = count, size_bytes
+        self.producer_id, self.sequence = 0, 0
+        self.encoded: Encoded | None = None
+        self._encode: Encode | None = encode
+
+    def number(self, producer_id: int, sequence: int) -> Encoded:
+        """Make its records, in their place of a stream."""
+        assert self._encode is not None, "the broker has not got it yet"
+        self.producer_id, self.sequence = producer_id, sequence
+        self.encoded = self._encode(producer_id, sequence)
+        return self.encoded
+
+    def journalled(self) -> None:
+        """The broker has it."""
+        self.encoded = self._encode = None
+
+
+class Times(NamedTuple):
+    """How long a request waits for its answer, and a prepared member for the commit (None: as the broker says)."""
+
+    seconds: float
+    ttl_ms: int | None = None
+
+
+Start = Callable[[Operation[Any], Callable[[Exception], None]], Task]
+"""Has an operation go on while nobody waits for it: `Tasks.start`."""
+Later = Callable[[float, Callable[[], None]], Any]
+"""Calls a function once so many seconds are over, under the driver's lock; what it gives has `cancel()`."""
+
+
+class GroupPart:
+    """See the module. Operations, one at a time. `names`: the members that are prepared. `superfluous`: the sequence is
+    committed already, so nothing is sent.
+
+    What an operation raises says why this part cannot be in the sequence; then `dropping` is all that is left to do.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        streams: TransactionStreams,
+        member: CommitMember,
+        times: Times,
+        *,
+        start: Start,
+        later: Later,
+    ) -> None:
+        self.names: list[TransactionName] = []
+        self.superfluous = False
+        self.sent_bytes = self.sent_messages = 0
+        """What the members that are prepared have."""
+        self._link, self._streams, self._member, self._times = link, streams, member, times
+        self._start, self._later = start, later
+        self._pipeline: Pipeline | None = None
+        self._task: Task | None = None
+        self._batches = 0
+        self._bytes = 0
+        self._alarm: Any = None
+        self._cut: Flag | None = None  # open while a member that grew old is being prepared
+        self._failure: TfmqError | None = None
+
+    # Operations
+
+    def sending(self, batch: MemberBatch) -> Operation[bool]:
+        """Take `batch`; wait while too much is under way. False: it is superfluous. Raises what the broker answered,
+        `ConnectionFailed`: nothing of this part will be visible then.
+        """
+        yield from self._come_to_rest()
+        if self.superfluous:
+            return False
+        if self._outgrown_by(batch):
+            yield from self._preparing()
+        pipeline = self._pipeline or self._begin()
+        pipeline.push([batch])  # type: ignore[list-item]  # what a pipeline needs of a batch is there
+        self._batches += 1
+        self._bytes += batch.size_bytes
+        while not (pipeline.begun and pipeline.has_room) and not self._over(pipeline):
+            yield Wait((pipeline.moved(),), self._times.seconds)
+        return not self.superfluous
+
+    def preparing(self) -> Operation[list[TransactionName]]:
+        """All is sent: every member prepared; their names. Raises as `sending`."""
+        yield from self._come_to_rest()
+        if self._pipeline is not None:
+            yield from self._preparing()
+        return self.names
+
+    def dropping(self, seconds: float = LET_GO_SECONDS) -> Operation[None]:
+        """Let go of everything, at most `seconds`. What the broker does not hear of ends with its connection, or by its
+        time.
+        """
+        until = self._link.now() + seconds
+        names, pipeline = list(self.names), self._pipeline
+        if pipeline is not None and pipeline.begun:
+            names.append(TransactionName(pipeline.xid, pipeline.epoch))
+        self._end_member()
+        calls = [
+            self._link.call(RollbackTransaction(xid, epoch, False), seconds=seconds) for xid, epoch in names
+        ]
+        for call in calls:
+            while not call.done and self._link.now() < until:
+                yield Wait((call,), until - self._link.now())
+            self._link.abandon(call)
+
+    # Inside
+
+    def _begin(self) -> Pipeline:
+        link, seconds = self._link, self._times.seconds
+        timeout_ms = link.limits["transaction_seconds"] * 1000
+        beginning = Beginning(timeout_ms=timeout_ms, member=self._member)
+        pipeline = self._pipeline = Pipeline(link, self._streams, beginning, seconds)
+        self._batches = self._bytes = 0
+        self._task = self._start(pipeline.run(), pipeline.broke)
+        self._alarm = self._later(timeout_ms / 2000, self._grown_old)
+        return pipeline
+
+    def _outgrown_by(self, batch: MemberBatch) -> bool:
+        """Whether the member would be too large with `batch`."""
+        limits = self._link.limits
+        return self._pipeline is not None and (
+            self._bytes + batch.size_bytes > limits["transaction_bytes"]
+            or self._batches >= limits["transaction_pieces"]
+        )
+
+    def _over(self, pipeline: Pipeline) -> bool:
+        """Whether there is nothing to wait for: the sequence is done. Raises why the member failed."""
+        if pipeline.failure is not None:
+            raise pipeline.failure
+        if pipeline.superfluous and not self.superfluous:
+            self.superfluous = True
+            self._end_member()
+        return self.superfluous
+
+    def _preparing(self) -> Operation[None]:
+        """Prepare the open member."""
+        pipeline = self._pipeline
+        assert pipeline is not None, "one is open"
+        self._alarm.cancel()  # else it would be prepared twice
+        while (pipeline.bytes or not pipeline.begun) and not self._over(pipeline):
+            yield Wait((pipeline.moved(),), self._times.seconds)
+        if self.superfluous:
+            return
+        message = PrepareTransaction(pipeline.xid, pipeline.epoch, self._times.ttl_ms, [])
+        yield from _until_known(self._link, message, self._times.seconds)
+        self.names.append(TransactionName(pipeline.xid, pipeline.epoch))
+        self.sent_bytes += pipeline.sent_bytes
+        self.sent_messages += pipeline.message_count
+        self._end_member()
+
+    def _end_member(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self._pipeline is not None:
+            self._pipeline.end()
+            self._pipeline = None
+
+    # Age: whoever gives the rows may take longer than a transaction may be open
+
+    def _grown_old(self) -> None:
+        if self._pipeline is not None and self._cut is None:
+            self._cut = Flag()
+            self._start(self._cutting(), self._broke)
+
+    def _cutting(self) -> Operation[None]:
+        try:
+            yield from self._preparing()
+        finally:
+            if self._cut is not None:
+                cut, self._cut = self._cut, None
+                cut.settle()
+
+    def _broke(self, error: Exception) -> None:
+        self._failure = error if isinstance(error, TfmqError) else TfmqError(f"The client failed: {error!r}")
+
+    def _come_to_rest(self) -> Operation[None]:
+        """Wait until no member is being prepared beside. Raises why one could not be."""
+        while self._cut is not None:
+            yield Wait((self._cut,), self._times.seconds)
+        if self._failure is not None:
+            raise self._failure
+
+
+# The word about all parts
+
+
+def committing(link: Link, message: CommitGroup, seconds: float) -> Operation[CommitGroupReply]:
+    """Commit the sequence, asked again until the answer comes: what is large takes its time. `seconds`: how long the
+    broker may be away or silent. The same sequence again gets the first answer.
+
+    Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`, and what else the broker answered.
+    """
+    reply: CommitGroupReply = yield from _until_known(link, message, seconds)
+    return reply
+
+
+def aborting(link: Link, group: str, sequence: int, run: str, seconds: float) -> Operation[str]:
+    """Drop what `run` made for that sequence, and take nothing more of it: "aborted", or "committed" where that came
+    before and stays.
+    """
+    reply = yield from _until_known(link, AbortCommitGroup(group, sequence, run), seconds)
+    return str(reply.state)
+
+
+def forgetting(link: Link, group: str, seconds: float) -> Operation[bool]:
+    """Forget how far the group is; False: there was none."""
+    reply = yield from _until_known(link, ForgetCommitGroup(group), seconds)
+    return bool(reply.forgotten)
+
+
+def _until_known(link: Link, message: Any, seconds: float) -> Operation[Any]:
+    """The reply to a request that the broker knows again. As long as it answers other questions within `seconds`, it
+    is at work on this one, which is asked once more.
+    """
+    doubtful = False
+    while True:
+        call = yield from answered(
+            link, message, until=link.now() + seconds, unattended=True, doubtful=doubtful
+        )
+        if not isinstance(call.error, TimedOut):
+            return call.result()
+        doubtful = True
+        yield from request(link, Ping(), seconds=seconds)

@@ -1,0 +1,1 @@
+"""Run handlers: threads, asyncio and Twisted runners, retries, dead letters."""

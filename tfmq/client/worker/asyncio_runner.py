@@ -1,0 +1,210 @@
+"""`run` of the asyncio consumer: workers are tasks; a listener that is a plain function is called in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError as FuturesCancelled
+from contextvars import copy_context
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.drivers.asyncio import AsyncDriver
+from tfmq.client.worker.listeners import Listener, Listeners, awaits, finished, in_work
+from tfmq.client.worker.ordered_queues import Job
+from tfmq.client.worker.runner import SIGNALS, Running, at_once, tell
+from tfmq.errors import Closed
+
+
+def to_the_end(run: Coroutine[Any, Any, None]) -> None:
+    """A run in an event loop of its own."""
+    asyncio.run(run)
+
+
+def failure_of(cancelled: asyncio.CancelledError) -> Exception:
+    """What a listener awaited was cancelled, and it was not: a failure as any other."""
+    failure = FuturesCancelled(*cancelled.args)
+    failure.__cause__ = cancelled
+    return failure
+
+
+class HandlerThreads:
+    """Threads that call plain functions for tasks; each is started when all others are busy, and none keeps the
+    process."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._count = self._busy = 0
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """What it returns or raises, in the caller's context. A caller that is cancelled leaves it running."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        if self._busy == self._count:
+            self._count += 1
+            threading.Thread(target=self._serve, name=f"tfmq-worker-{self._count}", daemon=True).start()
+        self._busy += 1
+        self._calls.put(partial(copy_context().run, self._do, loop, future, function))
+        return await future
+
+    def stop(self) -> None:
+        """Threads end behind what they are at."""
+        for _ in range(self._count):
+            self._calls.put(None)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+    def _do(
+        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], function: Callable[[], Any]
+    ) -> None:
+        result: Any = None
+        failure: BaseException | None = None
+        try:
+            result = function()
+        except StopIteration as error:  # no future and no coroutine can raise it
+            failure = RuntimeError("The listener raised StopIteration.")
+            failure.__cause__ = error
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(self._done, future, result, failure)
+
+    def _done(self, future: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:
+        self._busy -= 1
+        if future.done():
+            return
+        if failure is None:
+            future.set_result(result)
+        else:
+            future.set_exception(failure)
+
+
+class TaskRun:
+    """One run. `stop` is the consumer's."""
+
+    def __init__(
+        self,
+        running: Running,
+        driver: AsyncDriver,
+        listeners: Listeners,
+        hooks: Sequence[Any],
+        stop: Callable[[], None],
+    ) -> None:
+        self._running = running
+        self._driver = driver
+        self._listeners = listeners
+        self._hooks = hooks
+        self._stop = stop
+        self._threads = HandlerThreads()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._signal: int | None = None
+
+    async def run(self, workers: int, signals: bool) -> None:
+        """Until `stop`, a signal, or an error, which is raised. Then what is finished is saved, and the group left."""
+        driver, running = self._driver, self._running
+        installed = self._install() if signals else []
+        try:
+            try:
+                await driver.run(running.starting())
+                self._tasks = [asyncio.create_task(self._work()) for _ in range(workers)]
+                await asyncio.wait(self._tasks)
+            except BaseException as error:
+                await self._cancel()
+                await driver.run(running.failed(error))
+            try:
+                await driver.run(running.closing())
+            except Exception as error:
+                await driver.run(running.failed_late(error))
+        finally:
+            for number in installed:
+                asyncio.get_running_loop().remove_signal_handler(number)
+            self._threads.stop()
+            if running.store is not None:
+                running.store.close()
+        if running.failure is not None:
+            raise running.failure
+
+    async def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _work(self) -> None:
+        """One worker. What ends it ends the run, and is kept there."""
+        driver, running = self._driver, self._running
+        try:
+            while (job := await driver.run(running.next_job())) is not None:
+                settled = False
+                try:
+                    error = await self._called(job)
+                    await driver.run(running.settle(job, error))
+                    settled = True
+                finally:
+                    if not settled:
+                        with contextlib.suppress(Closed):
+                            await driver.run(running.abandon(job))
+        except asyncio.CancelledError as error:
+            await driver.run(running.failed(error if self._signal is None else at_once(self._signal)))
+        except Closed:
+            pass  # the consumer was closed meanwhile: that is an end, too; a listener's own stands in `failure`
+        except BaseException as error:
+            await driver.run(running.failed(error))
+
+    async def _called(self, job: Job) -> Exception | None:
+        """What the listener raised; None: it returned."""
+        message = job.message
+        listener = self._listeners.of(message.topic)
+        try:
+            if awaits(listener):
+                with in_work(message, self._hooks):
+                    finished(await listener(message))
+            else:
+                found = await self._threads.call(partial(self._plain, listener, message))
+                if inspect.isawaitable(found):
+                    with in_work(message, ()):
+                        finished(await found)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return failure_of(error)
+        except Exception as error:
+            return error
+        return None
+
+    def _plain(self, listener: Listener, message: ReceivedMessage[Any]) -> Any:
+        with in_work(message, self._hooks):
+            found = listener(message)
+            if not inspect.isawaitable(found):
+                finished(found)
+            return found
+
+    # Signals
+
+    def _install(self) -> list[int]:
+        """The signals that end the run; none where this loop is not the main thread's."""
+        loop = asyncio.get_running_loop()
+        installed: list[int] = []
+        for number in SIGNALS:
+            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+                loop.add_signal_handler(number, self._came, number)
+                installed.append(number)
+        return installed
+
+    def _came(self, number: int) -> None:
+        if self._signal is None and not self._running.ending:
+            tell(number)
+            self._stop()
+            self._signal = number
+        else:
+            self._signal = number
+            for task in self._tasks:
+                task.cancel()

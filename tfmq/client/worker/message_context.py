@@ -1,0 +1,183 @@
+"""`with message.handling():` in a loop: the same message comes again when its body fails, and ends as a dead letter.
+
+What the body raises is swallowed here, but for what ends the program, and for what there is no store for. The loop goes
+on with the same message, after a pause, until its calls are used up; behind it wait those of its partition, and the
+others of the loop. A message that `poll` gave cannot come again in its place: it is a dead letter at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final
+
+from tfmq.client.backoff import pause_seconds
+from tfmq.client.consumer.core import Consuming
+from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.operation import Operation, Wait
+from tfmq.client.worker.dead_letter_store import TIDY_SECONDS, DeadLetters, Failure
+from tfmq.client.worker.listeners import Reject, RetryLater, in_work, log_failure
+from tfmq.client.worker.runner import FAILING
+from tfmq.errors import DecodeFailed, Fenced, NotAllowed, TfmqError
+
+log = logging.getLogger("tfmq.consumer")
+
+NEVER_YET: Final = float("-inf")
+
+
+class LoopHandling:
+    """That of one consumer. `run` is its driver's; `open_store` gives its store of dead letters, or None."""
+
+    def __init__(
+        self,
+        core: Consuming,
+        run: Callable[[Operation[Any]], Any],
+        open_store: Callable[[], DeadLetters | None],
+        *,
+        wall_clock: Callable[[], float],
+        awaited: bool,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.run = run
+        self.awaited = awaited
+        self.hooks = core.options.hooks
+        self._core = core
+        self._open_store = open_store
+        self._opened = False
+        self._store: DeadLetters | None = None
+        self._wall_clock = wall_clock
+        self._chance = chance
+        self._tidy_at = NEVER_YET
+        self._failing: tuple[ReceivedMessage[Any], int] | None = None
+
+    def context(self, message: ReceivedMessage[Any], tracebacks: bool) -> Handling:
+        """Return the context for one message. With `tracebacks` False only the class of an error is logged."""
+        return Handling(self, message, tracebacks)
+
+    def close(self) -> None:
+        """The store, if it was opened."""
+        if self._store is not None:
+            self._store.close()
+        self._opened, self._store = False, None
+
+    def ended(
+        self, message: ReceivedMessage[Any], error: BaseException | None, tracebacks: bool = True
+    ) -> Operation[bool]:
+        """The body came to its end, or raised `error`; whether that is dealt with. What is, is logged, with its
+        traceback or without."""
+        if error is None:
+            if self._calls(message):
+                self._failing = None
+                if self._store is not None:
+                    yield from self._store.passed(message)
+            return True
+        if isinstance(error, Fenced | RetryLater) or not isinstance(error, Exception):
+            if isinstance(error, RetryLater):
+                raise NotAllowed(
+                    "RetryLater belongs to run(): a loop gets no message at a later time."
+                ) from error
+            return False
+        return (yield from self._failed(message, error, tracebacks))
+
+    def _failed(self, message: ReceivedMessage[Any], error: Exception, tracebacks: bool) -> Operation[bool]:
+        options, core = self._core.options, self._core
+        if not self._opened:
+            self._store, self._opened = self._open_store(), True
+        calls = self._calls(message) + 1
+        here = core.positions.current is message or core.comes_again(message)
+        final = isinstance(error, Reject | DecodeFailed) or options.commits == "before"
+        if self._store is None:
+            if final or not here or calls > options.retries:
+                return False
+        else:
+            failure = Failure.of(error, round(self._wall_clock() * 1000))
+            if final or not here:
+                log_failure(message, error, tracebacks=tracebacks)
+                yield from self._store.keep(message, [failure])
+                yield from self._tidied(self._store)
+                return True
+
+            def noted(state: str) -> None:
+                if state != FAILING:
+                    log_failure(message, error, tracebacks=tracebacks)
+
+            state = yield from self._store.note(message, failure, noted=noted)
+            yield from self._tidied(self._store)
+            if state != FAILING:
+                self._failing = None
+                return True
+        self._failing = (message, calls)
+        pause = pause_seconds(calls, self._chance())
+        log_failure(message, error, f"; it is called again in {pause:.1f} s", tracebacks=tracebacks)
+        yield Wait((core.stop_asked,), pause)
+        core.again(message)
+        return True
+
+    def _tidied(self, store: DeadLetters) -> Operation[None]:
+        """Now and then, where the store grows: what ended long ago is forgotten. It can wait where that fails."""
+        now = self._core.link.now()
+        if now < self._tidy_at:
+            return
+        self._tidy_at = now + TIDY_SECONDS
+        try:
+            yield from store.tidy()
+        except TfmqError as error:
+            log.warning("Dead letters that ended long ago are not forgotten yet: %s", error)
+
+    def _calls(self, message: ReceivedMessage[Any]) -> int:
+        """How many calls of it failed here."""
+        known, calls = self._failing or (None, 0)
+        same = known is not None and (known.topic, known.partition, known.offset) == (
+            message.topic,
+            message.partition,
+            message.offset,
+        )
+        return calls if same else 0
+
+
+class Handling:
+    """What `message.handling()` gives: `with` it, and with an asyncio consumer `async with`."""
+
+    def __init__(self, handler: LoopHandling, message: ReceivedMessage[Any], tracebacks: bool = True) -> None:
+        self._handler = handler
+        self._message = message
+        self._tracebacks = tracebacks
+        self._around = in_work(message, handler.hooks)
+
+    def __enter__(self) -> Handling:
+        if self._handler.awaited:
+            raise NotAllowed("With an asyncio consumer it is: async with message.handling().")
+        self._around.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._leave(kind, error, trace)
+        return bool(self._handler.run(self._ended(error))) and error is not None
+
+    async def __aenter__(self) -> Handling:
+        if not self._handler.awaited:
+            raise NotAllowed("With a blocking consumer it is: with message.handling().")
+        self._around.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._leave(kind, error, trace)
+        return bool(await self._handler.run(self._ended(error))) and error is not None
+
+    def _ended(self, error: BaseException | None) -> Operation[bool]:
+        return self._handler.ended(self._message, error, self._tracebacks)
+
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._around.__exit__(kind, error, trace)
+        except BaseException as again:
+            if again is not error:
+                raise
