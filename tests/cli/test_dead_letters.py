@@ -9,9 +9,7 @@ import pytest
 from click import Command
 
 from tests.dead_letters.helpers import failure, message
-from tfmq.cli import dead_letters
-from tfmq.cli.dead_letters import COLUMNS, ERROR_CHARACTERS, OPEN, Choice, readable, row_of, whole_row
-from tfmq.cli.dlq import dlq
+from tfmq.cli.dlq import COLUMNS, ERROR_CHARACTERS, OPEN, STATES, Choice, dlq, readable, row_of, whole_row
 from tfmq.dead_letters import model as letters
 from tfmq.dead_letters.model import Journey, letter_of
 
@@ -23,7 +21,7 @@ LETTER = replace(
 
 
 def test_the_words_of_states_are_the_stores() -> None:
-    assert dead_letters.STATES == letters.STATES
+    assert STATES == letters.STATES
     assert set(OPEN) == set(letters.STATES) - set(letters.ENDED)
 
 

@@ -11,8 +11,8 @@ from tests.cli.conftest import Cli, Ran
 from tests.cli.delayed_broker import LOG_ID, NOW_MS, STORE_ID, DelayedBroker, Waiting
 from tests.client.fake_broker import CUT, LOSE, FakeBroker, listening
 from tfmq.cli.delay import AT_ONCE, NOT_KNOWN, apart, each_of
+from tfmq.cli.delay_view import TOP
 from tfmq.cli.output import Output
-from tfmq.cli.ranges import TOP
 from tfmq.errors import ConnectionFailed, NotSupported, StorageStopped, UnknownTopic
 from tfmq.protocol import commands
 from tfmq.protocol.delayed_handle import Handle, print_handle

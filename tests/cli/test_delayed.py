@@ -10,8 +10,8 @@ import pytest
 
 from tests.cli.delayed_broker import NOW_MS, DelayedBroker, Waiting
 from tests.client.fake_broker import listening
-from tfmq.cli import delayed
-from tfmq.cli.delayed import (
+from tfmq.cli import delay_view
+from tfmq.cli.delay_view import (
     BAR_WIDTH,
     bar_width,
     counted_between,
@@ -63,7 +63,7 @@ def test_what_is_not_known_is_left_out() -> None:
 def test_keys_cannot_steer_the_terminal_nor_fill_it() -> None:
     assert shortened("a\x1b[2J") == "a\\x1b[2J"
     assert shortened(b"\xff\x00") == "\\xff\\x00"
-    assert len(shortened("k" * 60_000) or "") == delayed.KEY_SHOWN
+    assert len(shortened("k" * 60_000) or "") == delay_view.KEY_SHOWN
     assert shortened(None) is None
 
 

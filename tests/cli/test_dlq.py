@@ -16,7 +16,7 @@ import tfmq
 from tests.cli.conftest import Cli
 from tests.dead_letters.helpers import Process, failure, finished, group_of, message, sql_shelf
 from tests.dead_letters.test_shelf import keeping
-from tfmq.cli.dead_letters import whole_row
+from tfmq.cli.dlq import whole_row
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import Letter
 from tfmq.dead_letters.sql_store import SqlStore

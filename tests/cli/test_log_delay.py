@@ -10,9 +10,7 @@ import pytest
 from journal import Log, RealDisk, SystemClock
 from journal.record.format import make_id, make_log_id, make_record
 from tests.cli.conftest import Cli
-from tfmq.cli.log import Moved, reports_of
-from tfmq.cli.log_delay import line_of_delayed
-from tfmq.cli.offline import bucket_files_of, segments_of
+from tfmq.cli.log import Moved, bucket_files_of, line_of_delayed, reports_of, segments_of
 from tfmq.delay.arrivals.log import LOG_ID, ArrivedBatch, arrival_options
 from tfmq.delay.buckets.store import Buckets
 

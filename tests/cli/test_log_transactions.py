@@ -12,7 +12,7 @@ from journal.record.format import make_id, make_log_id, make_record
 from journal.wal.entry import AppendMsg, Entry, Operation
 from journal.wal.store import JournalOptions, JournalStore
 from tests.cli.conftest import Cli
-from tfmq.cli.log_transactions import line_of_entry, row_of
+from tfmq.cli.log import line_of_entry, row_of
 from tfmq.transaction import journal_records
 from tfmq.transaction.journal_records import Origin
 

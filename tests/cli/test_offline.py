@@ -6,7 +6,7 @@ import click
 import pytest
 
 from journal.disk import RealDisk
-from tfmq.cli.offline import checked, is_house_name, locked, partitions_of, segments_of, suffix_of
+from tfmq.cli.log import checked, is_house_name, locked, partitions_of, segments_of, suffix_of
 
 NAME = "0" * 32
 

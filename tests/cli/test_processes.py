@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.cli import processes
-from tfmq.cli.processes import NEVER_BEGAN, Processes, command_of
+from tfmq.cli import worker
+from tfmq.cli.worker import NEVER_BEGAN, Processes, command_of
 
 SECONDS = 30.0
 
@@ -58,7 +58,7 @@ def test_a_process_is_a_run_of_the_same_target() -> None:
 def test_one_that_dies_is_started_again_and_one_that_ends_well_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(worker, "PAUSE_SECONDS", 0.05)
     said: list[str] = []
     text = (
         "import os\n"
@@ -89,7 +89,7 @@ def test_what_cannot_begin_where_another_one_did_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker is away when a worker died: that passes."""
-    monkeypatch.setattr(processes, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(worker, "PAUSE_SECONDS", 0.05)
     text = (
         "import os\n"
         f"log = open({str(tmp_path / 'log')!r}, 'a')\n"

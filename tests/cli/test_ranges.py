@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from tfmq.cli.ranges import (
+from tfmq.cli.delay_view import (
     DAY,
     HOUR,
     LADDER,

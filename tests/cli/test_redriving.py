@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tfmq.cli.dlq import add, redriven
 from tfmq.cli.output import Output
-from tfmq.cli.redriving import add, redriven
 from tfmq.dead_letters.redrive import Report, Wish
 from tfmq.errors import BadRequest, TfmqError, TimedOut, UnknownTopic
 

@@ -14,7 +14,7 @@ import pytest
 import tfmq
 from tests.cli.conftest import Cli
 from tfmq.cli.main import NOT_REACHED, WRONG_USAGE
-from tfmq.cli.run import consumer_of, say_who, work
+from tfmq.cli.worker import consumer_of, say_who, work
 from tools.rigs.live_server import LiveServer
 
 SECONDS = 60.0

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from tfmq.cli.sources import Sources
+from tfmq.cli.worker import Sources
 
 
 def test_files_of_python_that_come_go_or_change_are_seen(tmp_path: Path) -> None:

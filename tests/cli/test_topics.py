@@ -4,7 +4,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tfmq.admin import Admin
-from tfmq.cli.topics import known_topic
+from tfmq.cli.topic import known_topic
 from tfmq.errors import UnknownTopic
 from tools.rigs.live_server import LiveServer
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.client.fake_broker import listening
 from tests.client.in_doubt_broker import InDoubtBroker, row
-from tfmq.cli.transactions import described, everything, readable, row_of, xids
+from tfmq.cli.tx import described, everything, readable, row_of, xids
 from tfmq.client.admin.models import transaction_description
 
 

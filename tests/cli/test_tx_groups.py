@@ -9,7 +9,7 @@ from tests.cli.conftest import Cli
 from tests.cli.test_tx import Desk
 from tests.client.fake_broker import listening
 from tests.client.in_doubt_broker import InDoubtBroker
-from tfmq.cli import tx_groups
+from tfmq.cli import tx
 from tfmq.client.admin.models import CommitGroupDescription
 
 
@@ -40,7 +40,7 @@ def test_the_list_says_how_far_each_writer_is(desk: Desk) -> None:
 
 def test_a_program_gets_each_field_once_and_its_time_as_iso_too() -> None:
     details = {"members": 3, "committed_ms": 1_795_000_000_123}
-    row = tx_groups.row_of(CommitGroupDescription("query", 7, "run", 5, details))
+    row = tx.group_row(CommitGroupDescription("query", 7, "run", 5, details))
     assert row == {
         "group": "query",
         "sequence": 7,
@@ -52,7 +52,7 @@ def test_a_program_gets_each_field_once_and_its_time_as_iso_too() -> None:
 
 
 def test_one_that_has_committed_nothing_shows_no_sequence() -> None:
-    shown = tx_groups.readable(CommitGroupDescription("query", details={"members": 3, "committed_ms": 0}))
+    shown = tx.readable_group(CommitGroupDescription("query", details={"members": 3, "committed_ms": 0}))
     assert shown == {
         "group": "query",
         "sequence": None,
@@ -65,7 +65,7 @@ def test_one_that_has_committed_nothing_shows_no_sequence() -> None:
 
 def test_groups_are_forgotten_by_name(desk: Desk) -> None:
     ran = desk("forget-group", "query-0", "query-2", "--yes")
-    stay = tx_groups.staying(4)
+    stay = tx.staying(4)
     assert (ran.code, ran.err) == (0, f"query-0: forgotten{stay}\nquery-2: forgotten{stay}\n")
     assert list(desk.broker.groups) == ["query-1"]
     assert desk("forget-group", "query-1", "--yes", "--json").json == [
@@ -92,8 +92,8 @@ def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr(click, "confirm", lambda question, **_: asked.append(question))
-    tx_groups.confirm([CommitGroupDescription("a", 1), CommitGroupDescription("b", 2)])
-    tx_groups.confirm([CommitGroupDescription("c")])
+    tx.confirm_forgetting([CommitGroupDescription("a", 1), CommitGroupDescription("b", 2)])
+    tx.confirm_forgetting([CommitGroupDescription("c")])
     assert asked == [
         "Forget 2 commit groups; the first is a, which is at sequence 1? This cannot be undone.",
         "Forget c, which has committed nothing yet? This cannot be undone.",
@@ -101,11 +101,9 @@ def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_stays_of_a_group_is_said() -> None:
-    assert tx_groups.staying(0) == ""
-    assert tx_groups.staying(1).startswith(
-        "; 1 prepared transaction of it stays until the time is over (`tfmq tx"
-    )
-    assert tx_groups.staying(2).startswith("; 2 prepared transactions of it stay until")
+    assert tx.staying(0) == ""
+    assert tx.staying(1).startswith("; 1 prepared transaction of it stays until the time is over (`tfmq tx")
+    assert tx.staying(2).startswith("; 2 prepared transactions of it stay until")
 
 
 @pytest.mark.parametrize("command", ["groups", "forget-group"])

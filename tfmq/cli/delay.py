@@ -9,25 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli import completion
-from tfmq.cli.delayed import (
+from tfmq.cli import main
+from tfmq.cli.delay_view import (
     BARE,
     COLUMNS,
+    TOP,
     broker_now,
     checked,
     counted_between,
     distance,
     draw,
     due_of,
+    even_edges,
     every,
     everything,
     hinting,
     readable,
     row_of,
+    sensible_edges,
 )
-from tfmq.cli.delayed import handles as offered
+from tfmq.cli.delay_view import handles as offered
 from tfmq.cli.output import Output, counted, iso_text, output_options, printable, time_text
-from tfmq.cli.ranges import TOP, even_edges, sensible_edges
 from tfmq.cli.values import Duration, Moment
 from tfmq.client.send.delivery_time import due_of as checked_due
 from tfmq.errors import BadRequest, ConnectionFailed, TfmqError
@@ -67,7 +69,7 @@ def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
             type=Moment(),
             help="Only those that are due from this time on; +1h is a time too. Without a zone: local time.",
         ),
-        click.option("--topic", shell_complete=completion.topics, help="Only those for this topic."),
+        click.option("--topic", shell_complete=main.topics, help="Only those for this topic."),
     ):
         command = option(command)
     return command

@@ -3,37 +3,235 @@
 All but redrive works without a broker; where the store is a topic, nothing does.
 """
 
+from __future__ import annotations
+
+import functools
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from tfmq.cli.dead_letters import (
-    COLUMNS,
-    OPEN,
-    Choice,
-    desks,
-    everything,
-    filter_options,
-    known,
-    none_there,
-    readable,
-    row_of,
-    state_option,
-    store_options,
-    whole_row,
-)
-from tfmq.cli.output import Output, counted, dumps, output_options, printable, time_text
-from tfmq.cli.values import Rate
-from tfmq.errors import TfmqError
+from tfmq.cli import main
+from tfmq.cli.output import Output, counted, dumps, output_options, printable, progress, time_text
+from tfmq.cli.read import as_row
+from tfmq.cli.values import Moment, Rate
+from tfmq.errors import BadRequest, DecodeFailed, TfmqError
 
 if TYPE_CHECKING:
     from tfmq.dead_letters.admin import Desk
-    from tfmq.dead_letters.model import Letter
+    from tfmq.dead_letters.model import Letter, Selection
+    from tfmq.dead_letters.redrive import Report, Wish
+
+
+# What the commands of `tfmq dlq` have in common: which stores and letters are meant, and how a letter is shown.
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+STATES = ("failing", "waiting", "retrying", "dead", "redriving", "redriven", "handled", "dropped")
+OPEN = ("failing", "waiting", "retrying", "dead", "redriving")
+"""What somebody, or something, has still to look after."""
+ERROR_CHARACTERS = 60
+COLUMNS = ("id", "state", "group", "broker", "message", "key", "calls", "kept", "error")
+BROKER_CHARACTERS = 8
+"""Of a broker's id, in a table; enough to tell those of one person's machine from each other."""
+
+
+class Choice(NamedTuple):
+    """What the user chose: a store or None for all of this user's, and which letters."""
+
+    store: str | None
+    group: str | None
+    filters: Mapping[str, Any]
+
+    def selection(self, states: Sequence[str] = (), ids: Sequence[str] = ()) -> Selection:
+        """The letters that are meant; `states` where the user named none."""
+        from tfmq.dead_letters.model import Selection
+
+        given = {name: value for name, value in self.filters.items() if value is not None}
+        for name in ("since", "until"):
+            moment = given.pop(name, None)
+            if isinstance(moment, datetime):
+                given[f"{name}_ms"] = round(moment.timestamp() * 1000)
+        chosen = given.pop("states", ()) or tuple(states)
+        return Selection(states=chosen, group=self.group, ids=tuple(ids), **given)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether it says anything about the letters."""
+        return self.group is not None or any(value not in (None, ()) for value in self.filters.values())
+
+
+def store_options(command: Function) -> Function:
+    """--store and --group; the command gets a `choice`."""
+
+    @click.option(
+        "--store",
+        metavar="PATH|URL|topic:NAME",
+        help="Where the dead letters are [all below ~/.local/state/tfmq].",
+    )
+    @click.option("-g", "--group", shell_complete=main.groups, help="Only those of this consumer group.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, store: str | None, group: str | None, **kwargs: Any) -> Any:
+        names = ("states", "topic", "partition", "key", "tag", "error", "since", "until")
+        filters = {name: kwargs.pop(name) for name in names if name in kwargs}
+        return command(*args, choice=Choice(store, group, filters), **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def filter_options(command: Function) -> Function:
+    """What letters are chosen by, as arguments of the choice."""
+    options = (
+        click.option("--topic", shell_complete=main.topics, help="Only those that came from this topic."),
+        click.option("--partition", type=click.IntRange(min=0), help="Only those of this partition."),
+        click.option("-k", "--key", help="Only those with this key."),
+        click.option("-t", "--tag", help="Only those with this tag."),
+        click.option("--error", metavar="TEXT", help="Only those whose last error has this text in it."),
+        click.option("--since", type=Moment(), help="Only those kept from this time on; -1h is a time too."),
+        click.option("--until", type=Moment(), help="Only those kept before this time."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def state_option(command: Function) -> Function:
+    """--state, which may be repeated."""
+    return click.option(
+        "--state",
+        "states",
+        metavar="STATE",
+        type=click.Choice(STATES),
+        multiple=True,
+        help=f"Only this state, of {', '.join(STATES)}; may be repeated.",
+    )(command)
+
+
+@contextmanager
+def desks(choice: Choice, output: Output) -> Iterator[list[Desk]]:
+    """The stores that are meant, open. Raises `TfmqError` for one that was named and is not there."""
+    from tfmq.dead_letters.admin import Desk, default_stores
+
+    with ExitStack() as stack:
+        if choice.store is not None:
+            desk = stack.enter_context(Desk(choice.store, output.servers))
+            desk.check()
+            yield [desk]
+            return
+        wanted = default_stores(choice.group)
+        found = [stack.enter_context(Desk(each, output.servers)) for each in wanted]
+        yield [each for each in found if each.is_there()]
+
+
+def none_there(choice: Choice) -> str:
+    """What a person reads where there is nothing."""
+    return f"none that is asked for is kept at {place_of(choice)}; another place: --store PATH, URL or topic:NAME"
+
+
+def place_of(choice: Choice) -> str:
+    """Where was looked."""
+    from tfmq.dead_letters.store import state_folder
+
+    return choice.store or str(state_folder())
+
+
+def known(desks: Sequence[Desk], id: str, choice: Choice) -> tuple[Desk, Letter]:
+    """The one letter whose id begins so, and its store. Raises `TfmqError` where there is none, or more."""
+    found = [(desk, letter) for desk in desks for letter in desk.starting_with(id)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise TfmqError(
+            f"There is no dead letter {id!r} at {place_of(choice)}; --store names another place.",
+            outcome="not done",
+        )
+    raise TfmqError(f"Several dead letters begin with {id!r}: write more of the id.", outcome="not done")
+
+
+def row_of(letter: Letter) -> dict[str, Any]:
+    """As JSON has it: everything but body and tracebacks. Times are ISO 8601 in UTC, null for none."""
+    from tfmq.dead_letters.model import key_text, moment_text
+
+    return {
+        "id": letter.id,
+        "state": letter.state,
+        "group": letter.group,
+        "broker": letter.broker or None,
+        "topic": letter.topic,
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "ordinal": letter.ordinal,
+        "message_id": f"{letter.message_id:016x}",
+        "key": key_text(letter.key),
+        "tag": letter.tag,
+        "calls": letter.calls,
+        "calls_left": letter.calls_left,
+        "put_offs": letter.put_offs,
+        "redrives": letter.redrives,
+        "kept_at": moment_text(letter.kept_ms),
+        "changed_at": moment_text(letter.changed_ms),
+        "next_at": moment_text(letter.next_ms) or None,
+        "appended_at": moment_text(letter.appended_ms),
+        "payload_bytes": max(0, letter.payload_bytes),
+        "error": letter.error,
+        "sent_to": None if letter.journey is None else f"{letter.journey.topic}-{letter.journey.partition}",
+        "sent_offset": None if letter.sent_offset < 0 else letter.sent_offset,
+    }
+
+
+def readable(letter: Letter) -> dict[str, str]:
+    """As a table has it."""
+    row = row_of(letter)
+    return {
+        "id": printable(letter.id),
+        "state": letter.state,
+        "group": printable(letter.group),
+        "broker": printable(letter.broker[:BROKER_CHARACTERS]) or "-",
+        "message": f"{printable(letter.topic)}-{letter.partition} {letter.offset}",
+        "key": printable(row["key"] or "-"),
+        "calls": str(letter.calls),
+        "kept": time_text(letter.kept_ms),
+        "error": shortened(printable(letter.error)),
+    }
+
+
+def everything(letter: Letter) -> dict[str, Any]:
+    """What `show` prints of it in two columns: all but its body and its failures, with times as people read them."""
+    row = {key: printable(each) if isinstance(each, str) else each for key, each in row_of(letter).items()}
+    times = ("kept", "changed", "next", "appended")
+    return row | {f"{name}_at": time_text(getattr(letter, f"{name}_ms") or None) for name in times}
+
+
+def shortened(error: str) -> str:
+    """As much of it as a table takes, and a sign that there is more."""
+    return error if len(error) <= ERROR_CHARACTERS else f"{error[: ERROR_CHARACTERS - 3]}..."
+
+
+def whole_row(letter: Letter) -> dict[str, Any]:
+    """Everything, with the message as `read --json` has it (so that `send --json` takes it), and the history."""
+    from tfmq.dead_letters.model import moment_text
+
+    row = {
+        **row_of(letter),
+        "failures": [{**each._asdict(), "at": moment_text(each.at_ms)} for each in letter.failures],
+    }
+    for failure in row["failures"]:
+        del failure["at_ms"]
+    if letter.body is None:  # it was too large for its store, and is gone from its topic
+        return row
+    try:
+        message = as_row(letter.message())
+    except DecodeFailed:  # its attribute is what was wrong with it
+        message = as_row(letter.message()._replace(attribute=None))
+        message["attribute_hex"] = ((letter.body and letter.body.attribute) or b"").hex()
+    del message["id"]
+    return {**row, **message}
+
 
 ROWS_SHOWN = 100
 """A person reads no more; programs get all."""
@@ -207,7 +405,7 @@ def retry(
             (desk, letters, desk.retry([each.id for each in letters], calls, force=force))
             for desk, letters in meant
         ]
-    return tell(
+    return report_changes(
         output, results, "retried", "will be handled again by a running consumer of the group", choice
     )
 
@@ -223,12 +421,12 @@ def drop(ids: tuple[str, ...], choice: Choice, everything: bool, force: bool, ou
         results = [
             (desk, letters, desk.drop([each.id for each in letters], force=force)) for desk, letters in meant
         ]
-    return tell(output, results, "dropped", "dropped", choice)
+    return report_changes(output, results, "dropped", "dropped", choice)
 
 
 def chosen(
-    found: Sequence["Desk"], ids: Sequence[str], choice: Choice, everything: bool, states: Sequence[str]
-) -> list[tuple["Desk", list["Letter"]]]:
+    found: Sequence[Desk], ids: Sequence[str], choice: Choice, everything: bool, states: Sequence[str]
+) -> list[tuple[Desk, list[Letter]]]:
     """The letters that are meant, by store. Raises `UsageError` where nothing was chosen."""
     if ids:
         if everything or any(value is not None for value in choice.filters.values()):
@@ -246,7 +444,7 @@ def chosen(
 Results = list[tuple["Desk", list["Letter"], list["Letter | None"]]]
 
 
-def tell(output: Output, results: Results, word: str, what: str, choice: Choice) -> int:
+def report_changes(output: Output, results: Results, word: str, what: str, choice: Choice) -> int:
     """What became of each: JSON, or a sentence; the exit code."""
     pairs = [pair for _, letters, behind in results for pair in zip(letters, behind, strict=True)]
     done = [letter.id for letter, now in pairs if now is not None]
@@ -296,7 +494,6 @@ def redrive(
     output: Output,
 ) -> int:
     """Send dead letters to their topic again, each once, also where this is killed: run it again, it goes on."""
-    from tfmq.cli.redriving import redriven
     from tfmq.dead_letters.redrive import Wish
 
     with desks(choice, output) as found:
@@ -307,10 +504,86 @@ def redrive(
         return redriven(found, wish, output)
 
 
-def sendable(letter: "Letter") -> str:
+def sendable(letter: Letter) -> str:
     """Its id. Raises `TfmqError` for one that is not sent."""
     if letter.state not in ("dead", "waiting", "redriving"):
         raise TfmqError(
             f"{letter.id} is {letter.state}: only dead and waiting ones are sent again.", outcome="not done"
         )
     return letter.id
+
+
+# `tfmq dlq redrive`: stores one after the other, a bar on a terminal, and what became of it in one place.
+
+
+def redriven(desks: Sequence[Desk], wish: Wish, output: Output) -> int:
+    """Redrive each store; the exit code. Raises what stopped it, once it is said how far it came."""
+    from tfmq.dead_letters.redrive import Report
+
+    total = Report()
+    with progress(output, "redriving", None) as advance:
+        for desk in desks:
+            left = None if wish.limit is None else wish.limit - sum(total.targets.values()) + total.resumed
+            if left is not None and left <= 0:
+                break
+            own = Report()
+            try:
+                desk.redrive(wish._replace(limit=left), advance, own)
+            except TfmqError as error:
+                add(total, own)
+                report_redrive(total, wish, output)
+                if not wish.dry and not isinstance(error, BadRequest):
+                    first = (
+                        "run the same again" if error.retriable else "with that mended, run the same again"
+                    )
+                    output.say(f"it is not done: {first}, it goes on where it was")
+                raise
+            add(total, own)
+    report_redrive(total, wish, output)
+    return NOT_DONE if total.unsure or total.unsendable or total.foreign else 0
+
+
+def add(total: Report, more: Report) -> None:
+    total.sent += more.sent
+    total.resumed += more.resumed
+    total.looping += more.looping
+    total.unsendable += more.unsendable
+    total.unsure += more.unsure
+    for topic, number in more.targets.items():
+        total.count(topic, number)
+    total.broker = more.broker or total.broker
+    for broker, number in more.foreign.items():
+        total.foreign[broker] = total.foreign.get(broker, 0) + number
+
+
+def report_redrive(total: Report, wish: Wish, output: Output) -> None:
+    """JSON, or sentences."""
+    if output.json:
+        row: dict[str, Any] = {"dry_run": wish.dry, "sent": total.sent, "resumed": total.resumed}
+        row.update(targets=total.targets, passed_over=total.looping)
+        row.update(unsendable=total.unsendable, unsure=total.unsure, foreign=total.foreign)
+        output.object(row)
+        return
+    where = ", ".join(f"{number:,} to {printable(topic)}" for topic, number in sorted(total.targets.items()))
+    word = "would be sent" if wish.dry else "sent"
+    output.say(f"{counted(sum(total.targets.values()), 'dead letter')} {word}{f': {where}' if where else ''}")
+    if total.resumed:
+        output.say(f"{total.resumed:,} of these had been under way")
+    if total.looping:
+        output.say(
+            f"{counted(total.looping, 'dead letter')} passed over: redriven {wish.loop_limit} times before and back"
+            " again; look at them first (tfmq dlq show), or raise --loop-limit"
+        )
+    for broker, number in sorted(total.foreign.items()):
+        of = (
+            f"of the broker {printable(broker)}"
+            if broker
+            else "of an unknown broker, which an earlier release did not note"
+        )
+        click.echo(
+            f"{counted(number, 'dead letter')} left, {of}: --servers is the broker {total.broker}; name that one's"
+            " address, or --force sends them to this one",
+            err=True,
+        )
+    for sentence in (*total.unsendable, *total.unsure):
+        click.echo(printable(sentence), err=True)

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli import completion
+from tfmq.cli import main
 from tfmq.cli.output import Output, age_text, confirm, counted, did_you_mean, output_options, printable
-from tfmq.cli.topics import known_topic
+from tfmq.cli.topic import known_topic
 from tfmq.cli.values import Place
 from tfmq.errors import TfmqError
 
@@ -39,7 +39,7 @@ def list_command(output: Output) -> None:
 
 
 @group.command(epilog="\b\nExample:\n  tfmq group show billing")
-@click.argument("name", shell_complete=completion.groups)
+@click.argument("name", shell_complete=main.groups)
 @output_options
 def show(name: str, output: Output) -> None:
     """Show a group: its members and what each has, its offsets, and its lag in messages."""
@@ -129,8 +129,8 @@ def check_group(admin: "Admin", name: str, advice: str = "") -> None:
     "  tfmq group reset new-reports orders --to latest --create\n"
     "  tfmq group reset billing orders --to -1h --dry-run"
 )
-@click.argument("name", shell_complete=completion.groups)
-@click.argument("topic", shell_complete=completion.topics)
+@click.argument("name", shell_complete=main.groups)
+@click.argument("topic", shell_complete=main.topics)
 @click.option("--to", "place", type=Place(), required=True, help="earliest, latest, an offset, or a time.")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option("--create", is_flag=True, help="Also for a group that is not there yet: it is made.")
@@ -180,7 +180,7 @@ def offset_text(offset: int | None) -> str | None:
 
 
 @group.command(epilog="\b\nExample:\n  tfmq group delete old-reports --yes")
-@click.argument("name", shell_complete=completion.groups)
+@click.argument("name", shell_complete=main.groups)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options
 def delete(name: str, yes: bool, output: Output) -> None:

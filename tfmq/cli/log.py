@@ -1,18 +1,24 @@
 """`tfmq log`: look into segment files, verify them, mend them; without a server."""
 
+from __future__ import annotations
+
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from journal import filenames
 from journal.disk import Disk, RealDisk
+from journal.errors import Corrupt, Locked, NewerFormat
 from journal.fsck.log_repair import remove_originals, repair
 from journal.fsck.log_verify import Report, Stretch, find_log_id, survey, verify
-from journal.fsck.wal_repair import repair_journal
-from journal.fsck.wal_verify import verify_journal
+from journal.fsck.wal_repair import JournalRepaired, repair_journal
+from journal.fsck.wal_verify import Gap, JournalSurvey, is_journal, verify_journal
 from journal.log.segment import Segment
 from journal.record.block import Block
 from journal.record.format import (
@@ -24,6 +30,7 @@ from journal.record.format import (
     records_of,
     split_body,
 )
+from journal.wal.entry import OPERATION_NAMES, AppendMsg, Entry, Filler, Operation
 from tfmq import ids
 from tfmq.broker.data_repair import (
     DataRepaired,
@@ -37,24 +44,6 @@ from tfmq.broker.data_repair import (
     verify_catalog,
     verify_data,
 )
-from tfmq.cli import log_delay
-from tfmq.cli.log_arrivals import line_of_note, note_fields
-from tfmq.cli.log_delay import line_of_delayed, rows_of_buckets
-from tfmq.cli.log_transactions import line_of_entry, repair_row, rows_of_journal
-from tfmq.cli.offline import (
-    CATALOG_FOLDER,
-    checked,
-    delay_of,
-    in_words,
-    is_house_name,
-    is_segment,
-    journal_of,
-    locked,
-    partitions_of,
-    segments_of,
-    size_of,
-    suffix_of,
-)
 from tfmq.cli.output import (
     Output,
     counted,
@@ -65,7 +54,20 @@ from tfmq.cli.output import (
     size_text,
     time_text,
 )
-from tfmq.delay.buckets.fsck import repair_buckets, verify_buckets
+from tfmq.data_dir import misplaced
+from tfmq.delay.arrivals.header import KIND_NAMES, NOTE_ID, BadNote, decode_note
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX as ARRIVALS_SUFFIX
+from tfmq.delay.buckets.bucket import ALL_BYTES, Bucket
+from tfmq.delay.buckets.format import CHUNK_SIZE, Chunk, Columns, decode_columns, parse_bucket_name
+from tfmq.delay.buckets.fsck import (
+    ARRIVALS_NAME,
+    BucketRepaired,
+    BucketSurvey,
+    is_delay,
+    repair_buckets,
+    verify_buckets,
+)
+from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
 
@@ -243,7 +245,7 @@ def verify_command(path: Path, records: bool, output: Output) -> int:
     return DAMAGE_FOUND if damaged else 0
 
 
-def reports_of(disk: Disk, path: Path, records: bool, moved: "Moved") -> Iterator[Report]:
+def reports_of(disk: Disk, path: Path, records: bool, moved: Moved) -> Iterator[Report]:
     """A report for each kind of segment in what `path` names, one for the transaction journal, one for the buckets."""
     folders = (
         [path]
@@ -365,8 +367,8 @@ def said_so(output: Output, done: DataRepaired, dry_run: bool) -> None:
     rows = [
         *map(folder_row, done.folder),
         *map(asdict, done.logs),
-        *map(repair_row, done.journal),
-        *map(log_delay.repair_row, done.buckets),
+        *map(transactions_repair_row, done.journal),
+        *map(delay_repair_row, done.buckets),
     ]
     output.rows(rows, columns, "" if done.refused else "nothing to repair")
     verbs = ("would be kept", "would be lost") if dry_run else ("kept", "lost")
@@ -390,3 +392,464 @@ def folder_row(mended: Mended) -> dict[str, Any]:
         "file": mended.file, "first": 0, "next": 0, "kept": 0, "lost": 0, "reason": mended.reason,
         "note": mended.note,
     }  # fmt: skip
+
+
+# `tfmq log dump` for the notes of the arrivals: what the records behind each of them are.
+
+
+def note_fields(record: Record, data: memoryview) -> dict[str, Any] | None:
+    """What the note `record` in a block's `data` says; None if it is an ordinary record, or does not decode."""
+    if record.id != NOTE_ID:
+        return None
+    try:
+        note = decode_note(data[record.position : record.position + record.size])
+    except (BadNote, NewerFormat):
+        return None
+    row: dict[str, Any] = {"what": KIND_NAMES[note.kind]}
+    if note.records:
+        row |= {
+            "topic": note.topic,
+            "log_id": note.log_id,
+            "count": note.records,
+            "size": note.size_bytes,
+            "first_due": note.dues.low,
+            "last_due": note.dues.high,
+            "absolute": sum(note.dues.absolute),
+        }
+    if note.old.dues:
+        row["cancelled"] = [list(turn) for turn in zip(*note.old, strict=True)]
+    return row
+
+
+def line_of_note(row: dict[str, Any]) -> str:
+    """A row for a person."""
+    said = row["what"]
+    if "count" in row:
+        first, last = time_text(row["first_due"], exact=True), time_text(row["last_due"], exact=True)
+        until = "" if first == last else f" to {last}"
+        said += f" of {counted(row['count'], 'message')} for {row['topic']}, due {first}{until}"
+    if "cancelled" in row:
+        numbers = row["cancelled"]
+        instead = " instead of" if "count" in row else " of"
+        said += f"{instead} {counted(len(numbers), 'message')}, the first with number {numbers[0][1]}"
+    return f"{row['offset']:>12}  {row['ordinal']:>9}  note: {said}"
+
+
+# `tfmq log` for the buckets of delayed messages: their rows, for a person and for a program.
+
+READ_COUNT: Final = 1000
+"""Messages read at a time."""
+
+
+def rows_of_buckets(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
+    """Every delayed message in `folder`, or in one `file` of it, bucket by bucket, each as it lies in its file.
+
+    What cannot be read is a row, too. With `control` the checkpoint, each file and each chunk have rows of their own.
+    """
+    survey = BucketSurvey(disk, str(folder))
+    try:
+        if file is None and survey.fault is not None:
+            yield _damaged(survey.fault, 0)
+        elif file is None and control and survey.checkpoint is not None:
+            yield _checkpoint_row(survey)
+        for _, bucket in survey.buckets():
+            if file is None or bucket.path == str(file):
+                yield from _bucket_rows(survey, bucket, control)
+    finally:
+        survey.close()
+
+
+def _checkpoint_row(survey: BucketSurvey) -> dict[str, Any]:
+    checkpoint = survey.checkpoint
+    assert checkpoint is not None
+    return {
+        "kind": "checkpoint", "due": 0, "store": checkpoint.identity.store_id, "arrivals": checkpoint.offset,
+        "number": checkpoint.number, "broker_ms": checkpoint.broker_ms, "buckets": len(checkpoint.buckets),
+    }  # fmt: skip
+
+
+def _bucket_rows(survey: BucketSurvey, bucket: Bucket, control: bool) -> Iterator[dict[str, Any]]:
+    start = bucket.span.start
+    if control:
+        yield {
+            "kind": "bucket",
+            "due": start,
+            "end": bucket.span.end,
+            "size": bucket.size,
+            "count": bucket.count,
+        }
+    for part in survey.parts(bucket):
+        if isinstance(part, Corrupt):
+            yield _damaged(part, start)
+            continue
+        if control:
+            yield {
+                "kind": "chunk", "due": start, "position": part.position, "size": part.size, "count": part.count,
+                "arrivals": part.arrivals,
+            }  # fmt: skip
+        yield from _chunk_rows(survey, bucket, part)
+
+
+def _chunk_rows(survey: BucketSurvey, bucket: Bucket, chunk: Chunk) -> Iterator[dict[str, Any]]:
+    with survey.files.use(bucket.path) as file:
+        data = file.pread(chunk.columns_size, chunk.position + CHUNK_SIZE)
+    try:
+        columns = decode_columns(data, chunk, bucket.span, bucket.seed, bucket.path)
+    except Corrupt as error:
+        yield _damaged(error, bucket.span.start)
+        return
+    for start in range(0, columns.length, READ_COUNT):
+        positions, numbers = (
+            columns.positions[start : start + READ_COUNT],
+            columns.numbers[start : start + READ_COUNT],
+        )
+        for index, record in enumerate(bucket.read(survey.files, positions, numbers, ALL_BYTES), start):
+            yield _message(columns, index, record, bucket)
+
+
+def _message(columns: Columns, index: int, record: bytes | None, bucket: Bucket) -> dict[str, Any]:
+    from tfmq.cli.log import content
+
+    target = columns.table[columns.targets[index]]
+    row: dict[str, Any] = {
+        "due": columns.dues[index],
+        "number": columns.numbers[index],
+        "topic": target.topic,
+        "partition": ids.sequence_of(target.log_id),
+        "incarnation": ids.producer_of(target.log_id),
+        "absolute": bool(columns.flags[index]),
+        "size": columns.sizes[index],
+    }
+    if record is None:
+        position = columns.positions[index]
+        return {
+            "kind": "damaged",
+            **row,
+            "file": bucket.path,
+            "position": position,
+            "reason": "its checksum fails",
+        }
+    (found,) = records_of(record)
+    return {"kind": "delayed", **row, **content(found, memoryview(record)[HEADER_SIZE:])}
+
+
+def _damaged(error: Corrupt, due: int) -> dict[str, Any]:
+    return {
+        "kind": "damaged", "due": due, "file": error.path, "position": error.first, "next": error.next,
+        "reason": error.reason,
+    }  # fmt: skip
+
+
+def line_of_delayed(row: dict[str, Any]) -> str:
+    """A row for a person."""
+    kind, at = row["kind"], time_text(row["due"], exact=True)
+    if kind == "damaged" and "number" in row:
+        return f"{at}  {row['number']:>9}  DAMAGED, for {row['topic']}-{row['partition']}: {row['reason']}"
+    if kind == "damaged":
+        return f"{at}  DAMAGED from {row['position']} to {row['next']} of {row['file']}: {row['reason']}"
+    if kind == "checkpoint":
+        buckets = counted(row["buckets"], "bucket")
+        return f"checkpoint of store {row['store']}: {buckets}, arrivals up to {row['arrivals']}"
+    if kind == "bucket":
+        end, count = time_text(row["end"], exact=True), counted(row["count"], "message")
+        return f"{at}  bucket up to {end}: {count}, {row['size']} bytes"
+    if kind == "chunk":
+        return (
+            f"{at}  chunk at {row['position']}: {counted(row['count'], 'message')}, {row['size']} bytes,"
+            f" arrivals up to {row['arrivals']}"
+        )
+    payload = row["payload"] if "payload" in row else f"base64 {row['payload_base64']}"
+    payload = "(tombstone)" if payload is None else payload
+    key = f" [{row['key']}]" if row.get("key") else ""
+    cut = payload if len(payload) <= PREVIEW else payload[:PREVIEW] + "…"
+    return f"{at}  {row['number']:>9}  {row['topic']}-{row['partition']}  {row['id']}{key}  {cut}"
+
+
+def delay_repair_row(done: BucketRepaired) -> dict[str, Any]:
+    """One thing that a repair of the buckets mended, in the columns of a repair."""
+    return {
+        "file": done.file, "first": 0, "next": 0, "kept": done.kept, "lost": done.lost, "reason": done.reason,
+        "note": done.note,
+    }  # fmt: skip
+
+
+# `tfmq log` for the transaction journal: its rows, for a person and for a program.
+
+
+def rows_of_journal(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
+    """Every entry of the journal in `folder`, or of one `file` of it, in order; what cannot be read is a row, too.
+
+    With `control` each file, and before them the checkpoint and its snapshots, have rows of their own.
+    """
+    survey = JournalSurvey(disk, str(folder))
+    try:
+        if control and file is None:
+            yield from _checkpoint_rows(survey)
+        for each in survey.files:
+            if file is not None and each.path != str(file):
+                continue
+            if control:
+                yield {"kind": "file", "place": each.first, "number": each.number, "size": each.size}
+            if each.number in survey.head_faults:
+                reason = survey.head_faults[each.number]
+                yield {
+                    "kind": "damaged",
+                    "place": each.first,
+                    "next": each.first,
+                    "reason": f"head: {reason}",
+                }
+            for part in survey.parts(each):
+                yield row_of(part)
+    finally:
+        survey.close()
+
+
+def _checkpoint_rows(survey: JournalSurvey) -> Iterator[dict[str, Any]]:
+    checkpoint = survey.checkpoint
+    if checkpoint is None:
+        yield {"kind": "damaged", "place": 0, "next": 0, "reason": f"checkpoint: {survey.checkpoint_fault}"}
+        return
+    yield {"kind": "checkpoint", "place": checkpoint.forced, "journal": checkpoint.journal_id}
+    for pointer in checkpoint.snapshots:
+        head = survey.snapshots.get(pointer.number)
+        files = [file.number for file in head.files] if head is not None else None
+        yield {"kind": "snapshot", "place": pointer.place, "number": pointer.number, "files": files}
+
+
+def row_of(part: Entry | Gap) -> dict[str, Any]:
+    """One entry, or a gap between whole ones."""
+    if isinstance(part, Gap):
+        return {"kind": "damaged", "place": part.first, "next": part.next, "reason": part.reason}
+    row: dict[str, Any] = {"place": part.place, "size": part.size}
+    content = part.content
+    if isinstance(content, Filler):
+        return {"kind": "filler", **row}
+    if isinstance(content, Operation):
+        name = OPERATION_NAMES.get(content.kind, f"operation {content.kind}")
+        return {"kind": "operation", **row, "operation": name, "epoch": content.epoch, **_said(content)}
+    return {"kind": "messages", **row, "epoch": content.epoch, **_messages(content)}
+
+
+def _messages(content: AppendMsg) -> dict[str, Any]:
+    return {
+        "incarnation": ids.producer_of(content.log_id),
+        "partition": ids.sequence_of(content.log_id),
+        "producer": content.producer_id,
+        "sequence": content.sequence,
+        "count": content.count,
+        "bytes": len(content.data),
+        "moved_from": content.moved_from or None,
+    }
+
+
+def _said(content: Operation) -> dict[str, Any]:
+    """What an operation says; its raw payload where that makes no sense."""
+    from tfmq.transaction.journal_records import unpack
+
+    try:
+        found = unpack(*content)
+    except ValueError as error:
+        return {"payload": content.payload.hex(), "reason": str(error)}
+    fields = {name: _plain(value) for name, value in found._asdict().items() if name != "epoch"}
+    origin = fields.pop("origin", None)
+    return {**(origin or {}), **fields}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        return {name: _plain(each) for name, each in value._asdict().items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def line_of_entry(row: dict[str, Any]) -> str:
+    """A row for a person."""
+    place, kind = f"{row['place']:>12}", row["kind"]
+    if kind == "damaged":
+        return f"{place}  DAMAGED up to {row['next']}: {row['reason']}"
+    if kind == "filler":
+        return f"{place}  filler in the place of {row['size']} lost bytes"
+    if kind == "messages":
+        moved = f", moved from {row['moved_from']}" if row["moved_from"] else ""
+        return (
+            f"{place}  transaction {row['epoch']}: {row['count']} messages, {row['bytes']} bytes, for partition"
+            f" {row['partition']} of incarnation {row['incarnation']}{moved}"
+        )
+    if kind == "operation":
+        return f"{place}  {_operation_line(row)}"
+    if kind == "checkpoint":
+        return f"{place}  checkpoint of journal {row['journal']}: forced up to here"
+    if kind == "snapshot":
+        return f"{place}  snapshot {row['number']}, which needs files {row['files'] or 'unknown'}"
+    return f"{place}  file {row['number']}, {row['size']} bytes"
+
+
+def _operation_line(row: dict[str, Any]) -> str:
+    of = f" of transaction {row['epoch']}" if row["epoch"] else ""
+    xid = f" {row['xid']!r}" if row.get("xid") else ""
+    group = f" of commit group {row['group']!r}, sequence {row['sequence']}" if "sequence" in row else ""
+    at = ""
+    if isinstance(row.get("time_ms"), int):
+        at = f", {time_text(row['time_ms'])}"
+    fault = f" ({row['reason']})" if "reason" in row else ""
+    return f"{row['operation'].upper()}{of}{xid}{group}{at}{fault}"
+
+
+def transactions_repair_row(done: JournalRepaired) -> dict[str, Any]:
+    """One thing that a repair of the journal mended, in the columns of a repair."""
+    return {
+        "file": done.file, "first": done.first, "next": done.next, "kept": 0, "lost": 0, "lost_bytes": done.lost,
+        "reason": done.reason, "note": done.note,
+    }  # fmt: skip
+
+
+# What `tfmq log` works on: a segment file, a partition's folder, the folder of transactions or of delayed messages, a
+# file in them, or a data folder, of a server that is not running.
+
+LOCK = "lock"
+CATALOG_FOLDER, CATALOG_SUFFIX = "meta", ".catalog"
+HOUSE_NAMES = frozenset({"version", "reserve", "new-journal", "new-delay"})
+"""Beside the catalog: its format, bytes kept for a full disk, and words of the operator."""
+
+
+def is_segment(path: Path) -> bool:
+    return path.is_file() and filenames.parse_segment_name(path.name, suffix_of(path)) is not None
+
+
+def suffix_of(path: Path) -> str:
+    """The ending of the segments at `path`: the catalog and the arrivals of delayed messages have their own."""
+    folder = path if path.is_dir() else path.parent
+    own = {CATALOG_FOLDER: CATALOG_SUFFIX, ARRIVALS_NAME: ARRIVALS_SUFFIX}
+    return own.get(folder.name, filenames.SEGMENT_SUFFIX)
+
+
+def is_house_name(path: Path) -> bool:
+    """Whether the broker, and not the journal, puts a file of this name there."""
+    return path.parent.name == CATALOG_FOLDER and path.name in HOUSE_NAMES
+
+
+def segments_of(path: Path) -> list[Path]:
+    """The segment files at `path`, in order of their offsets; of a data folder, partition by partition."""
+    if is_segment(path):
+        return [path]
+    found = sorted(p for p in path.iterdir() if is_segment(p)) if path.is_dir() else []
+    return found or [s for folder in partitions_of(path) for s in segments_of(folder)]
+
+
+def is_journal_file(path: Path) -> bool:
+    return path.is_file() and filenames.parse_journal_name(path.name) is not None
+
+
+def journal_of(path: Path) -> Path | None:
+    """The folder of the transaction journal at `path`, or in the data folder `path`; None if there is none."""
+    if is_journal_file(path):
+        return path.parent
+    disk, folders = RealDisk(), (path, path / filenames.TRANSACTIONS_FOLDER)
+    found = (f for f in folders if is_journal(disk, str(f)) and not is_delay(disk, str(f)))
+    return next(found, None)
+
+
+def journal_files_of(path: Path) -> list[Path]:
+    """The files of the transaction journal at `path`, in order."""
+    if is_journal_file(path):
+        return [path]
+    folder = journal_of(path)
+    return sorted(file for file in folder.iterdir() if is_journal_file(file)) if folder is not None else []
+
+
+def is_bucket_file(path: Path) -> bool:
+    return path.is_file() and parse_bucket_name(path.name) is not None
+
+
+def delay_of(path: Path) -> Path | None:
+    """The folder of the buckets of delayed messages at `path`, or in the data folder `path`; None if there is none."""
+    if is_bucket_file(path):
+        return path.parent
+    return next((f for f in (path, path / DELAY_FOLDER) if is_delay(RealDisk(), str(f))), None)
+
+
+def bucket_files_of(path: Path) -> list[Path]:
+    """The buckets at `path`, by time."""
+    if is_bucket_file(path):
+        return [path]
+    folder = delay_of(path)
+    return sorted(file for file in folder.iterdir() if is_bucket_file(file)) if folder is not None else []
+
+
+def partitions_of(path: Path) -> list[Path]:
+    """The folders of partitions in a data folder, those of the catalog and of the arrivals among them."""
+    if not path.is_dir():
+        return []
+    arrivals = path / DELAY_FOLDER / ARRIVALS_NAME
+    folders = [p for p in path.iterdir() if p.is_dir()] + [arrivals] * arrivals.is_dir()
+    return sorted(folder for folder in folders if any(is_segment(s) for s in folder.iterdir()))
+
+
+def checked(path: Path) -> Path:
+    """`path`, if there is something to look at; else a sentence."""
+    if not path.exists():
+        raise click.ClickException(f"{path} is not there")
+    if not segments_of(path) and journal_of(path) is None and delay_of(path) is None:
+        raise click.ClickException(
+            f"{path} is no segment file, no partition's folder, no folder of transactions or of delayed messages"
+            " and no data folder: nothing to look at"
+        )
+    return path
+
+
+def size_of(path: Path) -> int:
+    """The bytes that a check of `path` reads, about."""
+    if path.is_file():
+        return path.stat().st_size
+    suffixes = {
+        filenames.SEGMENT_SUFFIX,
+        filenames.JOURNAL_SUFFIX,
+        CATALOG_SUFFIX,
+        ARRIVALS_SUFFIX,
+        ".bucket",
+    }
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            if Path(name).suffix in suffixes:
+                with suppress(OSError):  # the check itself names it
+                    total += (Path(folder) / name).stat().st_size
+    return total
+
+
+@contextmanager
+def in_words(path: Path) -> Iterator[None]:
+    """What is in the way in a folder is a sentence that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        said = misplaced(error, str(path))
+        if said is None:
+            raise
+        raise click.ClickException(said) from error
+
+
+@contextmanager
+def locked(path: Path, disk: Disk | None = None) -> Iterator[Disk]:
+    """The disk, with the lock of the data folder around `path`, where there is one; refused while a server runs."""
+    disk = disk or RealDisk()
+    folder = path.parent if path.is_file() else path
+    near = [folder, folder.parent] + [folder.parent.parent] * (folder.name == ARRIVALS_NAME)
+    place = next((folder / LOCK for folder in near if (folder / LOCK).exists()), None)
+    if place is None:
+        with in_words(path):
+            yield disk
+        return
+    try:
+        with in_words(path):
+            lock = disk.lock(str(place))
+    except Locked as error:
+        raise click.ClickException(
+            f"a server is running on {place.parent}: stop it first, or look at a copy"
+        ) from error
+    try:
+        with in_words(path):
+            yield disk
+    finally:
+        lock.release()

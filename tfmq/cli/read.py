@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli import completion
+from tfmq.cli import main
 from tfmq.cli.output import (
     Output,
     counted,
@@ -23,7 +23,7 @@ from tfmq.cli.output import (
     progress,
     time_text,
 )
-from tfmq.cli.topics import known_topic
+from tfmq.cli.topic import known_topic
 from tfmq.cli.values import Place, client_id_option
 from tfmq.ids import print_id
 
@@ -53,7 +53,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES, short_help="Print the messages of a topic.")
-@click.argument("topic", shell_complete=completion.topics)
+@click.argument("topic", shell_complete=main.topics)
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option(
     "--from", "start", type=Place(), default="earliest", help="Where to begin [earliest]; -15m is a time too."
@@ -63,7 +63,7 @@ Examples:
 @click.option(
     "-g",
     "--group",
-    shell_complete=completion.groups,
+    shell_complete=main.groups,
     help="Read as this consumer group, and save its offsets.",
 )
 @click.option("-t", "--tag", help="Only messages of this tag.")

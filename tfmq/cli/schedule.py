@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli import completion
+from tfmq.cli import main
 from tfmq.cli.output import (
     Output,
     did_you_mean,
@@ -45,7 +45,7 @@ def schedule() -> None:
 
 @schedule.command(epilog=ADD_EXAMPLES)
 @click.argument("cron")
-@click.argument("topic", shell_complete=completion.topics)
+@click.argument("topic", shell_complete=main.topics)
 @click.argument("payload", required=False)
 @click.option(
     "-f",
@@ -111,7 +111,7 @@ def added(found: "ScheduleDescription") -> str:
     return f"there already, paused: tfmq schedule resume {found.name}" if found.state == "paused" else "added"
 
 
-names = completion.offered(lambda admin: (each.name for each in admin.schedules()))
+names = main.offered(lambda admin: (each.name for each in admin.schedules()))
 
 
 def named(command: Callable[..., Any]) -> Callable[..., Any]:

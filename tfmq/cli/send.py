@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from tfmq.cli import completion
-from tfmq.cli.delayed import due_of
+from tfmq.cli import main
+from tfmq.cli.delay_view import due_of
 from tfmq.cli.output import Output, dumps, output_options, progress, time_text
-from tfmq.cli.topics import check_name
+from tfmq.cli.topic import check_name
 from tfmq.cli.values import Duration, Moment, Property, client_id_option
 from tfmq.client.send.partitioner import KeyHash
 from tfmq.ids import print_id
@@ -40,7 +40,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("topic", shell_complete=completion.topics)
+@click.argument("topic", shell_complete=main.topics)
 @click.argument("payloads", nargs=-1, metavar="[PAYLOAD]...")
 @click.option(
     "-f",

@@ -1,17 +1,22 @@
 """`tfmq topic`: list, create, show, set, grow, purge, resume, delete."""
 
+from __future__ import annotations
+
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli import completion
-from tfmq.cli.output import Output, confirm, counted, output_options, size_text
-from tfmq.cli.topics import check_name, known_topic
+from tfmq.cli import main
+from tfmq.cli.output import Output, confirm, counted, did_you_mean, output_options, size_text
 from tfmq.cli.values import Count, Place, Property
+from tfmq.errors import UnknownTopic
+from tfmq.limits import valid_name
 
 if TYPE_CHECKING:
+    from tfmq.admin import Admin
     from tfmq.client.admin.models import PartitionDescription, TopicDescription
+
 
 LIST_COLUMNS = ("topic", "partitions", "messages", "size", "state")
 SHOW_COLUMNS = (
@@ -33,7 +38,7 @@ def topic() -> None:
     """Topics: list, create, show, set, grow, purge, resume, delete."""
 
 
-def row_of(found: "TopicDescription") -> dict[str, Any]:
+def row_of(found: TopicDescription) -> dict[str, Any]:
     """A topic in one line: what all its partitions come to."""
     parts = found.partitions
     states = sorted({p.state for p in parts}, key=lambda state: (state == "open", state))
@@ -86,7 +91,7 @@ def create(name: str, partitions: int | None, settings: tuple[tuple[str, str], .
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic show orders")
-@click.argument("name", shell_complete=completion.topics)
+@click.argument("name", shell_complete=main.topics)
 @output_options
 def show(name: str, output: Output) -> None:
     """Show a topic: its partitions, offsets, sizes, states and damage."""
@@ -111,7 +116,7 @@ def show(name: str, output: Output) -> None:
         tell_trouble(output, name, row)
 
 
-def settings_of(found: "TopicDescription") -> list[dict[str, Any]]:
+def settings_of(found: TopicDescription) -> list[dict[str, Any]]:
     """What holds for the topic beside the defaults, as --set takes it, and where it is from."""
     return [
         {
@@ -129,7 +134,7 @@ def setting_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def partition_row(found: "PartitionDescription") -> dict[str, Any]:
+def partition_row(found: PartitionDescription) -> dict[str, Any]:
     return {
         "partition": found.partition,
         "state": found.state,
@@ -162,7 +167,7 @@ def tell_trouble(output: Output, name: str, row: dict[str, Any]) -> None:
     epilog="\b\nExamples:\n  tfmq topic set orders retention.seconds=7d flush.messages=1\n"
     "  tfmq topic set orders --unset retention.seconds",
 )
-@click.argument("name", shell_complete=completion.topics)
+@click.argument("name", shell_complete=main.topics)
 @click.argument("settings", nargs=-1, type=Property(), metavar="[KEY=VALUE]...")
 @click.option(
     "--unset", multiple=True, metavar="KEY", help="Back to the server's value, as KEY= is; may be repeated."
@@ -192,7 +197,7 @@ def set_command(
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic grow orders 8")
-@click.argument("name", shell_complete=completion.topics)
+@click.argument("name", shell_complete=main.topics)
 @click.argument("partitions", type=Count("partitions"))
 @output_options
 def grow(name: str, partitions: int, output: Output) -> None:
@@ -211,7 +216,7 @@ def grow(name: str, partitions: int, output: Output) -> None:
     short_help="Let a stopped partition take messages again.",
     epilog="\b\nExample:\n  tfmq topic resume orders --partition 2",
 )
-@click.argument("name", shell_complete=completion.topics)
+@click.argument("name", shell_complete=main.topics)
 @click.option("--partition", type=click.IntRange(min=0), help="Which one [every one that is stopped].")
 @output_options
 def resume(name: str, partition: int | None, output: Output) -> int:
@@ -247,7 +252,7 @@ def resume(name: str, partition: int | None, output: Output) -> int:
     epilog="\b\nExamples:\n  tfmq topic purge orders --before -30d\n"
     "  tfmq topic purge orders --partition 2 --before 4096\n  tfmq topic purge test-events --yes",
 )
-@click.argument("name", shell_complete=completion.topics)
+@click.argument("name", shell_complete=main.topics)
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option(
     "--before",
@@ -295,7 +300,7 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic delete orders --yes")
-@click.argument("name", shell_complete=completion.topics)
+@click.argument("name", shell_complete=main.topics)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options
 def delete(name: str, yes: bool, output: Output) -> None:
@@ -317,3 +322,29 @@ def described(name: str, messages: int, delayed: int) -> str:
     """What would be deleted with a topic."""
     what = f"{name} with {counted(messages, 'message')}"
     return what + (f" and {delayed:,} that wait for their time" if delayed else "")
+
+
+# A topic by the name that a person typed, with a hint when there is none of that name.
+
+NONE_YET = " There are no topics yet: tfmq send TOPIC PAYLOAD makes one."
+
+
+def check_name(name: str) -> None:
+    """Raises UsageError for what cannot be the name of a topic, before a broker is asked."""
+    if valid_name(name):
+        return
+    wildcards = " There are no wildcards here: give one name." if set(name) & set("*?[]") else ""
+    raise click.UsageError(
+        f"{name!r} cannot be a topic: a name has 1 to 249 letters, digits, '.', '_' or '-'.{wildcards}"
+    )
+
+
+def known_topic(admin: Admin, name: str) -> Any:
+    """The topic's description. Raises UnknownTopic with the nearest name that there is, UsageError as `check_name`."""
+    check_name(name)
+    try:
+        return admin.topic(name)
+    except UnknownTopic:
+        names = [topic.name for topic in admin.topics()]
+        hint = did_you_mean(name, names) or (" `tfmq topic list` has all." if names else NONE_YET)
+        raise UnknownTopic(f"There is no topic {name!r}.{hint}") from None

@@ -1,30 +1,244 @@
 """`tfmq tx`: transactions that wait for somebody, and ending them by hand."""
 
+from __future__ import annotations
+
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli.output import Output, age_text, counted, output_options, printable, size_text
-from tfmq.cli.transactions import (
-    COLUMNS,
-    described,
-    every,
-    everything,
-    known_transaction,
-    readable,
-    row_of,
-    xids,
+from tfmq.cli import main
+from tfmq.cli.output import (
+    Output,
+    age_text,
+    counted,
+    did_you_mean,
+    output_options,
+    printable,
+    size_text,
+    time_text,
+    with_times,
 )
-from tfmq.cli.tx_groups import forget_group, groups
-from tfmq.errors import ConnectionFailed, Damaged, TfmqError
+from tfmq.errors import NOT_DONE, ConnectionFailed, Damaged, TfmqError, UnknownTransaction
+from tfmq.limits import XID_BYTES
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin
-    from tfmq.client.admin.models import TransactionDescription
+    from tfmq.client.admin.models import CommitGroupDescription, TransactionDescription
+
+
+# Transactions as the command line knows them: found by the name that a person typed, as rows and in a line.
+
+COLUMNS = ("xid", "epoch", "state", "age", "size", "messages", "topics", "owner", "group")
+PAGE = 1000
+NAMES_COMPARED = 10_000
+"""For "did you mean": looking through 100,000 names would take longer than typing anew."""
+
+
+def every(
+    admin: Admin, states: Sequence[str] | None, group: str | None, after: int
+) -> Iterator[TransactionDescription]:
+    """All of them, a page at a time."""
+    while True:
+        page = admin.transactions(states, group=group, after=after, limit=PAGE)
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].epoch
+
+
+def row_of(found: TransactionDescription) -> dict[str, Any]:
+    """As programs get it."""
+    row = found._asdict()
+    row |= row.pop("details") | {"topics": list(found.topics)}
+    return with_times(row, *(name.removesuffix("_ms") for name in row if name.endswith("_ms")))
+
+
+def readable(found: TransactionDescription) -> dict[str, Any]:
+    """As a table shows it."""
+    return {
+        "xid": printable(found.xid),
+        "epoch": str(found.epoch),
+        "state": state_of(found),
+        "age": age_text(found.age_seconds),
+        "size": size_text(found.size_bytes),
+        "messages": messages_of(found),
+        "topics": list(found.topics),
+        "owner": printable(found.owner),
+        "group": found.group or found.commit_group or None,
+    }
+
+
+def state_of(found: TransactionDescription) -> str:
+    """The state, and whether damage of the broker's transaction journal holds it up."""
+    return f"{found.state}, journal damaged" if found.details.get("damage") else found.state
+
+
+def messages_of(found: TransactionDescription) -> int | str:
+    """How many, and how many of them damage of the broker's transaction journal took."""
+    lost = found.details.get("lost")
+    return f"{found.messages:,}, {lost:,} lost" if lost else found.messages
+
+
+def everything(found: TransactionDescription) -> dict[str, Any]:
+    """All that is known of one, as `show` has it: what says nothing is left out."""
+    rows = {
+        **readable(found),
+        "began": time_text(found.began_ms or None),
+        "group": found.group or None,
+        "prepared": time_text(found.prepared_ms or None),
+        "ends_by_itself": time_text(found.expires_ms or None),
+        "commit_group": found.commit_group,
+        **{key: printable(each) if isinstance(each, str) else each for key, each in found.details.items()},
+    }
+    for name in [name for name in rows if name.endswith("_ms")]:
+        rows[name.removesuffix("_ms")] = time_text(rows.pop(name) or None)
+    if not found.began_ms:
+        for name in ("age", "size", "messages"):
+            del rows[name]
+    return {name: value for name, value in rows.items() if value not in NOTHING or name == "messages"}
+
+
+NOTHING: tuple[Any, ...] = (None, "", "-", 0, -1, False, [], {}, ())
+
+
+def described(found: TransactionDescription) -> str:
+    """One transaction in a line."""
+    parts = [found.state, f"{age_text(found.age_seconds)} old"]
+    parts += [f"by {printable(found.owner)}"] if found.owner else []
+    lost = found.details.get("lost", 0)
+    parts += [f"{counted(lost, 'message')} of it lost with damage"] * bool(lost)
+    parts += [f"of the commit group {found.commit_group}, whose members go together"] * bool(
+        found.commit_group
+    )
+    where = f" for {', '.join(found.topics)}" if found.topics else ""
+    return f"{printable(found.xid)} ({', '.join(parts)}, {counted(found.messages, 'message')}{where})"
+
+
+def known_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionDescription:
+    """The transaction. Raises UnknownTransaction that names the nearest one that waits for somebody."""
+    size = len(xid.encode())
+    if not 1 <= size <= XID_BYTES:
+        raise click.UsageError(f"An xid has 1 to {XID_BYTES:d} bytes, not {size}.")
+    found = admin.transaction(xid, epoch or 0)
+    if found.state != "unknown":
+        return found
+    latest = admin.transaction(xid).epoch if epoch else 0
+    if latest:
+        raise UnknownTransaction(
+            f"There is no transaction {xid!r} of epoch {epoch}: the latest has {latest}."
+        )
+    names = [each.xid for each in islice(every(admin, None, None, 0), NAMES_COMPARED)]
+    hint = did_you_mean(xid, names) or (" `tfmq tx list` has all." if names else " None waits for anybody.")
+    raise UnknownTransaction(f"There is no transaction {xid!r}, and no outcome of one is remembered.{hint}")
+
+
+xids = main.offered(lambda admin: (each.xid for each in every(admin, None, None, 0)))
+
+
+# `tfmq tx groups` and `tfmq tx forget-group`: how far the writers are whose transactions are committed in groups.
+
+GROUP_COLUMNS = ("group", "sequence", "rows", "committed", "members", "run")
+
+
+@click.command(
+    "groups",
+    short_help="List commit groups: how far each writer is.",
+    epilog="\b\nExamples:\n  tfmq tx groups\n  tfmq tx groups --json | jq -r .[].group",
+)
+@output_options
+def groups(output: Output) -> None:
+    """List commit groups: streaming queries of Spark, and others who commit many transactions together.
+
+    The sequence is the last one that was committed: of a query, its micro-batch. A member is a transaction that waits
+    for the group's next commit; `tfmq tx show XID` says to which sequence and run it belongs.
+    """
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = admin.commit_groups()
+    if output.json:
+        output.array(group_row(each) for each in found)
+        return
+    output.rows(
+        [readable_group(each) for each in found], GROUP_COLUMNS, "no commit group has committed anything"
+    )
+
+
+def group_row(found: CommitGroupDescription) -> dict[str, Any]:
+    """As programs get it."""
+    row = found._asdict()
+    return with_times(row | row.pop("details"), "committed")
+
+
+def readable_group(found: CommitGroupDescription) -> dict[str, Any]:
+    """As a table shows it."""
+    row, none = group_row(found), found.sequence < 0
+    return {
+        "group": printable(found.group),
+        "sequence": None if none else str(found.sequence),
+        "rows": None if none else found.rows,
+        "committed": time_text(row.get("committed_ms") or None),
+        "members": row.get("members", 0),
+        "run": printable(found.run) or None,
+    }
+
+
+@click.command(
+    "forget-group",
+    short_help="Forget how far commit groups are.",
+    epilog="\b\nExample:\n  tfmq tx forget-group spark-stream-0a6cd9f2-8e0c-4d4e-9d0e-7d1f0c4b1f6e..copies",
+)
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_options
+def forget_group(names: tuple[str, ...], yes: bool, output: Output) -> None:
+    """Forget how far commit groups are, once their writers are gone for good or shall begin anew.
+
+    A writer that comes back then writes again what it thinks is not done: make sure that its checkpoint is where it
+    should be.
+    """
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        known = {each.group: each for each in admin.commit_groups()}
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name, list(known)) or " `tfmq tx groups` has all."
+                raise TfmqError(f"There is no commit group {name!r}.{hint}", outcome=NOT_DONE)
+        if not yes:
+            confirm_forgetting([known[name] for name in names])
+        forgotten = [{"group": name, "forgotten": admin.forget_commit_group(name)} for name in names]
+    if output.json:
+        output.array(forgotten)
+    for name in names:
+        output.say(f"{printable(name)}: forgotten{staying(known[name].details.get('members', 0))}")
+
+
+def staying(members: int) -> str:
+    """What a group that is forgotten leaves behind."""
+    if not members:
+        return ""
+    return (
+        f"; {counted(members, 'prepared transaction')} of it {'stays' if members == 1 else 'stay'} until the time is"
+        " over (`tfmq tx list`; `tfmq tx rollback XID` drops one)"
+    )
+
+
+def confirm_forgetting(found: list[CommitGroupDescription]) -> None:
+    """Ask on a terminal; elsewhere demand --yes, so that a script forgets nothing by accident."""
+    first = found[0]
+    where = "has committed nothing yet" if first.sequence < 0 else f"is at sequence {first.sequence}"
+    which = f"{printable(first.group)}, which {where}"
+    if len(found) > 1:
+        which = f"{counted(len(found), 'commit group')}; the first is {which}"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"To forget {which}, say --yes. It cannot be undone.")
+    click.confirm(f"Forget {which}? This cannot be undone.", abort=True, err=True)
+
 
 STATES = (
     "open",
@@ -37,7 +251,7 @@ STATES = (
 )
 OVER = ("committed", "rolled_back", "read_only")
 """Nobody decides these any more, so nothing is left to be forgotten of a decision that agrees."""
-NOT_DONE, DAMAGE_FOUND = 1, 4
+EXIT_NOT_DONE, DAMAGE_FOUND = 1, 4
 """Exit codes."""
 ROWS_SHOWN = 100
 """A person reads no more; programs get all."""
@@ -100,7 +314,7 @@ def list_command(
         output.say(f"there are more: tfmq tx list --after {shown[-1].epoch}")
 
 
-def tell_alarm(output: Output, admin: "Admin", shown: "Sequence[TransactionDescription]") -> None:
+def tell_alarm(output: Output, admin: Admin, shown: Sequence[TransactionDescription]) -> None:
     """Which of them are older than the operator wanted to be told; members of a commit group end by themselves."""
     prepared = [each for each in shown if each.state == "prepared" and not each.expires_ms]
     if not prepared or output.quiet:
@@ -114,7 +328,7 @@ def tell_alarm(output: Output, admin: "Admin", shown: "Sequence[TransactionDescr
         )
 
 
-def tell_losses(output: Output, shown: "Sequence[TransactionDescription]") -> None:
+def tell_losses(output: Output, shown: Sequence[TransactionDescription]) -> None:
     """Which of them are not whole any more."""
     lossy = sum(each.state == "prepared" and bool(each.details.get("lost")) for each in shown)
     if lossy:
@@ -245,7 +459,7 @@ def decide(
 
 def ended(
     output: Output,
-    found: "Sequence[TransactionDescription]",
+    found: Sequence[TransactionDescription],
     end: Callable[[str, int], dict[str, Any]],
     *,
     loss_is_meant: bool = False,
@@ -261,7 +475,7 @@ def ended(
             lost = error
             break
         except TfmqError as error:
-            code = max(code, DAMAGE_FOUND if isinstance(error, Damaged) else NOT_DONE)
+            code = max(code, DAMAGE_FOUND if isinstance(error, Damaged) else EXIT_NOT_DONE)
             click.echo(f"tfmq: {printable(each.xid)}: {error}", err=True)
         else:
             tell(output, rows[-1])
@@ -290,7 +504,7 @@ def tell(output: Output, row: dict[str, Any]) -> None:
         output.say(f"  once its owner knows: tfmq tx forget {name}")
 
 
-def confirm(what: str, found: "Sequence[TransactionDescription]", as_owner: bool) -> None:
+def confirm(what: str, found: Sequence[TransactionDescription], as_owner: bool) -> None:
     """Ask on a terminal; elsewhere demand --yes, so that a script decides nothing by accident."""
     verb = "Commit" if what == "commit" else "Roll back"
     how = "in its owner's name" if as_owner else "by hand"

@@ -11,8 +11,8 @@ REDRIVING: Final = "tests/cli/test_redriving.py"
 RUNS: Final = "tests/test_runs.py"
 
 
-_PROCESSES = "tfmq/cli/processes.py"
-_REDRIVING = "tfmq/cli/redriving.py"
+_PROCESSES = "tfmq/cli/worker.py"
+_REDRIVING = "tfmq/cli/dlq.py"
 _RUNS = "tfmq/runs.py"
 
 PROGRAMS: Final = (
@@ -52,7 +52,7 @@ PROGRAMS: Final = (
         "half-a-redrive-says-nothing",
         "a redrive that is cut short says how far it came",
         _REDRIVING,
-        "                add(total, own)\n                tell(total, wish, output)\n",
+        ("                add(total, own)\n                report_redrive(total, wish, output)\n"),
         "                add(total, own)\n",
         [REDRIVING],
     ),

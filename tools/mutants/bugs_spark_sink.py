@@ -346,9 +346,15 @@ SPARK_SINK: Final = (
     Mutant(
         "groups-are-forgotten-unasked",
         "nothing is forgotten by accident",
-        "tfmq/cli/tx_groups.py",
-        "        if not yes:\n",
-        "        if yes is None:\n",
+        "tfmq/cli/tx.py",
+        (
+            '                raise TfmqError(f"There is no commit group {name!r}.{hint}", outcome=NOT_DONE)\n'
+            "        if not yes:\n"
+        ),
+        (
+            '                raise TfmqError(f"There is no commit group {name!r}.{hint}", outcome=NOT_DONE)\n'
+            "        if yes is None:\n"
+        ),
         [GROUPS],
     ),
 )

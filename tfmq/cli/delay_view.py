@@ -1,0 +1,369 @@
+"""Delayed messages as the command line shows them: rows, times as people read them, bars in a terminal."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from itertools import accumulate, pairwise
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final
+
+from click.shell_completion import CompletionItem
+
+from tfmq.cli import main
+from tfmq.cli.output import EPOCH, age_text, iso_text, printable, size_text, time_text
+from tfmq.cli.topic import known_topic
+from tfmq.errors import UnknownTopic
+from tfmq.message import BORN_MS_MAX
+from tfmq.protocol.delayed_handle import parse_handle
+
+if TYPE_CHECKING:
+    from tfmq.admin import Admin
+    from tfmq.client.admin.delayed import DelayedDescription
+
+
+COLUMNS: Final = ("due", "in", "topic", "partition", "key", "tag", "size", "handle")
+BARE: Final = ("in", "handle")
+PAGE: Final = 1_000
+HEADINGS: Final = ("due from", "", "messages")
+BAR_WIDTH_MIN: Final = 10
+BAR_WIDTH: Final = 40
+BETWEEN_COLUMNS: Final = 10
+"""Letters that a table takes itself."""
+KEY_SHOWN: Final = 40
+"""Letters; a key may have 64 KiB."""
+
+
+def every(
+    admin: Admin,
+    topic: str | None,
+    partition: int | None,
+    key: str | None,
+    first: datetime | None,
+    end: datetime | None,
+    after: str | None,
+) -> Iterator[DelayedDescription]:
+    """All of them in the order of delivery, a page at a time."""
+    while True:
+        page = admin.delayed(
+            topic, partition=partition, key=key, first=first, end=end, after=after, limit=PAGE
+        )
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].handle
+
+
+@contextmanager
+def hinting(admin: Admin, topic: str | None) -> Iterator[None]:
+    """For what asks about a topic: where there is none of that name, UnknownTopic names the nearest."""
+    try:
+        yield
+    except UnknownTopic:
+        if topic is not None:
+            known_topic(admin, topic)
+        raise
+
+
+def broker_now(admin: Admin) -> int:
+    """Broker time, by which messages are due, in ms since 1970."""
+    delay = admin.status().get("delay") or {}
+    return int(delay.get("now_ms") or admin.ping())
+
+
+def checked(handle: str) -> str:
+    """The handle. Raises BadRequest for a typo, before anything is done with the others."""
+    parse_handle(handle)
+    return handle
+
+
+def counted_between(admin: Admin, topic: str | None, edges: Sequence[int]) -> tuple[list[int], int]:
+    """How many are due between each edge (in ms) and the next, and how many wait in all."""
+    known = sorted({exact(edge) for edge in edges})
+    found = admin.delayed_histogram([as_moment(edge) for edge in known], topic)
+    counts = dict(zip(known, found.counts, strict=False))
+    rows = ((exact(low), exact(high)) for low, high in pairwise(edges))
+    return [counts[low] if low != high else 0 for low, high in rows], found.pending
+
+
+def exact(edge: int) -> int:
+    """Behind the calendar edges are whole seconds: only datetimes name a ms without rounding."""
+    return edge if edge <= BORN_MS_MAX else edge // 1_000 * 1_000
+
+
+def as_moment(edge: int) -> datetime | int:
+    return edge // 1_000 if edge % 1_000 == 0 else EPOCH + timedelta(milliseconds=edge)
+
+
+handles: Final = main.offered(
+    lambda admin: (
+        CompletionItem(each.handle, help=f"{each.topic} {time_text(each.due_ms)}")
+        for each in admin.delayed(limit=main.ITEMS)
+    )
+)
+"""What the shell offers."""
+
+
+def row_of(found: DelayedDescription) -> dict[str, Any]:
+    """As programs get it: times in ms since 1970, and as ISO times where the calendar has them."""
+    row = {name: None if value == -1 else value for name, value in found._asdict().items()}
+    row["topic"] = found.topic or None
+    row.pop("details")
+    return {**row, "due": iso_text(found.due_ms), "born_at": iso_text(found.born_ms), **found.details}
+
+
+def readable(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
+    """As a table shows it."""
+    return {
+        "due": time_text(found.due_ms),
+        "in": distance(found.due_ms - now_ms),
+        "topic": found.topic,
+        "partition": found.partition if found.partition >= 0 else None,
+        "key": shortened(found.key),
+        "tag": printable(found.tag) if found.tag else None,
+        "size": size_text(found.size_bytes),
+        "handle": found.handle,
+    }
+
+
+def everything(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
+    """All that is known of one, as `show` has it: what says nothing is left out."""
+    rows = {
+        "state": found.state,
+        **readable(found, now_ms),
+        "born": time_text(found.born_ms),
+        **{key: printable(each) if isinstance(each, str) else each for key, each in found.details.items()},
+    }
+    if found.state != "pending":
+        del rows["in"]
+    known = {"due": found.due_ms, "in": found.due_ms, "size": found.size_bytes, "born": found.born_ms}
+    return {
+        name: value for name, value in rows.items() if value not in (None, "") and known.get(name, 0) >= 0
+    }
+
+
+def shortened(key: bytes | str | None) -> str | None:
+    """A key as a person reads it."""
+    if key is None:
+        return None
+    text = printable(key.decode(errors="backslashreplace") if isinstance(key, bytes) else key)
+    return text if len(text) <= KEY_SHOWN else f"{text[: KEY_SHOWN - 1]}…"
+
+
+# Times
+
+
+def due_of(handle: str | None) -> dict[str, Any]:
+    """When a message is due, as its handle says it."""
+    due_ms = parse_handle(handle).due if handle else None
+    return {"due_ms": due_ms, "due": iso_text(-1 if due_ms is None else due_ms)}
+
+
+def distance(ms: int) -> str:
+    """From now: 'in 2 h 5 min', 'now', '3 s ago'."""
+    if ms == 0:
+        return "now"
+    return f"in {age_text(ms / 1_000)}" if ms > 0 else f"{age_text(-ms / 1_000)} ago"
+
+
+# Bars
+
+
+def draw(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
+    """A range a line, with a bar as long as it has messages; the longest fills the place."""
+    from rich.bar import Bar
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False)
+    exact = min(high - low for low, high in pairwise(edges)) < 1_000
+    texts = zip(edges, counts, strict=False)
+    rows = [(time_text(low, exact), distance(low - now_ms), f"{count:,}") for low, count in texts]
+    most, width = max(counts, default=0), bar_width(rows, console.width)
+    console.width = max(
+        console.width, sum(text_widths(rows)) + width + BETWEEN_COLUMNS
+    )  # no column is left out
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading, size in zip(HEADINGS, text_widths(rows), strict=True):
+        table.add_column(heading, justify="right" if heading == "messages" else "left", min_width=size)
+    table.add_column("", no_wrap=True)
+    for row, count in zip(rows, counts, strict=True):
+        end = sliver(count, most, width)
+        plain = "#" * ceil(end * width / most) if count else ""
+        table.add_row(*row, plain if console.options.ascii_only else Bar(most, 0, end, width=width))
+    console.print(table)
+
+
+def text_widths(rows: Sequence[tuple[str, str, str]]) -> list[int]:
+    """Letters of the longest text of each column."""
+    return [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
+
+
+def bar_width(rows: Sequence[tuple[str, str, str]], terminal: int) -> int:
+    """What the texts leave of a line."""
+    return max(BAR_WIDTH_MIN, min(BAR_WIDTH, terminal - sum(text_widths(rows)) - BETWEEN_COLUMNS))
+
+
+def sliver(count: int, most: int, width: int) -> float:
+    """A bar's end; what is there at all has an eighth of a letter, and can be seen."""
+    return max(count, most / (8 * width)) if count else 0
+
+
+# Ranges of time that show when messages are due; pure.
+#
+# Nobody knows beforehand whether they come in the next second or in ten years, so it is looked for: `sensible_edges`
+# asks how many there are between edges that grow with the distance from now, then looks closer at where nearly all of
+# them are, and answers round steps over that. Where these would put nearly all into one bar, the steps grow instead.
+
+Ask = Callable[[Sequence[int]], Sequence[int]]
+"""From edges, ascending, in ms since 1970: how many messages are due between each and the next."""
+
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+YEAR = 365 * DAY
+MONDAY: Final = datetime(1970, 1, 5)
+"""Steps of weeks, and others that do not go into a day, are counted from here, by the clock of this place."""
+STEPS: Final[tuple[int, ...]] = (
+    *(1, 2, 5, 10, 20, 50, 100, 200, 500),
+    *(SECOND * n for n in (1, 2, 5, 10, 15, 30)),
+    *(MINUTE * n for n in (1, 2, 5, 10, 15, 30)),
+    *(HOUR * n for n in (1, 2, 3, 6, 12)),
+    *(DAY * n for n in (1, 2, 7, 14, 30, 90)),
+    *(YEAR * n * 10**zeros for zeros in range(9) for n in (1, 2, 5)),
+)
+"""Round spans of time, in ms."""
+LADDER: Final[tuple[int, ...]] = (
+    *(0, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 6 * HOUR),
+    *(DAY, 7 * DAY, 30 * DAY, YEAR, 10 * YEAR, 100 * YEAR),
+)
+"""Distances from now, each some times as far as the one before."""
+ROWS: Final = 20
+"""As many ranges as a terminal shows at once."""
+TOP: Final = ((1 << 63) - 1) // SECOND * SECOND
+"""The end of time, to the second; what is due behind it is not asked for."""
+
+LEFT_OUT: Final = 0.005
+"""This part of all, at either end, does not stretch the ranges, in each of two looks: one message in ten years, say."""
+HEAP: Final = 0.8
+"""With this part of all in one of many ranges, the others show nothing."""
+NOTCHES_PER_DOUBLING: Final = 8
+CLOSER: Final = 1_000
+"""Into so many parts is divided what is looked at closer."""
+
+
+def sensible_edges(ask: Ask, now: int, first: int = 0, end: int = TOP) -> list[int]:
+    """Edges of ranges between `first` and `end` that show something, with nearly all messages; [] if there are none."""
+    low, high = first, end
+    for edges in (notches(now, first, end), None):
+        closer = parts(low, high, CLOSER) if edges is None else edges
+        counts = ask(closer)
+        if not any(counts):
+            return []
+        low, high = spread(closer, counts)
+    step = step_of(high - low)
+    if low >= now:
+        first = max(first, now)  # a round time before now would look as if something were late
+    even = even_edges(low, high, step, first, end)
+    counts = ask(even)
+    if len(counts) > 2 and max(counts) > HEAP * sum(counts):
+        growing = ladder(now, low, high, first, end)
+        if heaviest(growing, ask(growing)) < step:
+            return growing
+    return even
+
+
+def ladder(now: int, low: int, high: int, first: int, end: int) -> list[int]:
+    """Edges that lie the farther from each other the farther they are from now, around `low` and `high`."""
+    steps = [now + each for each in LADDER]
+    lowest = max((each for each in steps if each <= low), default=low)
+    highest = min((each for each in steps if each >= high), default=high)
+    return within(steps, max(first, lowest), min(end, highest))
+
+
+def heaviest(edges: Sequence[int], counts: Sequence[int]) -> int:
+    """How long the range with the most is."""
+    row = list(counts).index(max(counts))
+    return edges[row + 1] - edges[row]
+
+
+def notches(now: int, low: int, high: int) -> list[int]:
+    """Edges from `low` to `high` that lie the closer the nearer they are to now."""
+    distances = [int(2 ** (notch / NOTCHES_PER_DOUBLING)) for notch in range(63 * NOTCHES_PER_DOUBLING)]
+    before = (now - each for each in reversed(distances) if each < now)
+    return within([*before, now, *(now + each for each in distances)], low, high)
+
+
+def within(edges: Sequence[int], low: int, high: int) -> list[int]:
+    """`low`, those of the edges that lie between, `high`."""
+    return [low, *sorted({edge for edge in edges if low < edge < high}), high]
+
+
+def parts(low: int, high: int, count: int) -> list[int]:
+    """Edges of `count` equal parts, of fewer where a part would be shorter than a ms."""
+    count = min(count, high - low)
+    return [low + (high - low) * part // count for part in range(count + 1)]
+
+
+def spread(edges: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
+    """From which edge to which nearly all of them are."""
+    sums = list(accumulate(counts))
+    outside = int(sums[-1] * LEFT_OUT)
+    lowest = bisect_left(sums, outside + 1)
+    highest = bisect_left(sums, sums[-1] - outside)
+    return edges[lowest], edges[highest + 1]
+
+
+def step_of(span: int, rows: int = ROWS) -> int:
+    """The shortest round step that goes into the span at most so many times."""
+    return next((step for step in STEPS if step * rows >= span), STEPS[-1])
+
+
+def even_edges(low: int, high: int, step: int, first: int = 0, end: int = TOP) -> list[int]:
+    """Edges at round times in steps of `step`, around `low` and `high`, not beyond `first` and `end`."""
+    edges = [floor(low, step)]
+    while edges[-1] < high:
+        edges.append(next_edge(edges[-1], step))
+    return within(edges, max(first, edges[0]), min(end, edges[-1]))
+
+
+def floor(time: int, step: int) -> int:
+    """The round time at or before, by the clock of this place: days begin at midnight, weeks on Monday. It is counted
+    from a fixed time, so that ranges that are asked for a minute later have the same edges.
+    """
+    local = local_time(time)
+    if local is None:
+        return time // step * step
+    midnight = local.replace(hour=0, minute=0, second=0, microsecond=0)
+    if DAY % step == 0:
+        start = round(midnight.timestamp() * 1_000)
+        return start + (time - start) // step * step
+    if step % YEAR == 0:
+        year = local.year - local.year % (step // YEAR)
+        first = midnight.replace(year=year, month=1, day=1) if year > 1970 else None
+        return 0 if first is None else round(first.timestamp() * 1_000)
+    turns = (local - MONDAY) // timedelta(milliseconds=step)
+    return max(0, round((MONDAY + turns * timedelta(milliseconds=step)).timestamp() * 1_000))
+
+
+def next_edge(edge: int, step: int) -> int:
+    """One step on; days and years are those of the calendar."""
+    local = local_time(edge)
+    if step < DAY or local is None:
+        return edge + step
+    try:
+        years = step // YEAR if step % YEAR == 0 else 0
+        later = local.replace(year=local.year + years) if years else local + timedelta(milliseconds=step)
+        return round(later.timestamp() * 1_000)
+    except (ValueError, OverflowError, OSError):
+        return edge + step
+
+
+def local_time(time: int) -> datetime | None:
+    """In the zone of this machine, without naming it; None beyond the calendar, which ends with the year 9999."""
+    try:
+        return datetime.fromtimestamp(time / 1_000)
+    except (ValueError, OverflowError, OSError):
+        return None
