@@ -19,7 +19,7 @@ from tfmq.errors import (
     TransactionRolledBack,
 )
 from tfmq.protocol.commands import CommitGroup, CommitMember, PrepareTransaction
-from tfmq.spark.group_commit import GroupClient, Part, Verdict
+from tfmq.spark.sink_task import GroupClient, Part, Verdict
 from tfmq.testing import SimulatedBroker
 
 GROUP = "query"

@@ -5,7 +5,7 @@ from itertools import pairwise
 from types import TracebackType
 
 from tfmq.errors import UnknownTopic
-from tfmq.spark.logs import Bounds, Chunk, PartitionLog, Range
+from tfmq.spark.ranges import Bounds, Chunk, PartitionLog, Range
 
 FakeRecord = tuple[int, int]
 """Offset, append time in ms."""

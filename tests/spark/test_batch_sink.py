@@ -26,7 +26,7 @@ def one_by_one(
     broker: SimulatedBroker, *tasks: tuple[str, ...], overwrite: bool = False, **options: str
 ) -> Any:
     """A sink, and the messages of its tasks, as Spark does it, without Spark."""
-    from tfmq.spark.batch_sink import batch_writer
+    from tfmq.spark.sinks import batch_writer
 
     given = {"servers": broker.servers, "topic": "orders", **options}
     made = batch_writer(given, text("value"), overwrite)

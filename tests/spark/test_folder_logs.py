@@ -28,10 +28,10 @@ from tfmq.errors import (
     UnknownTopic,
 )
 from tfmq.producer import Producer
-from tfmq.spark.folder_logs import FolderLogs
-from tfmq.spark.logs import Address, open_logs
+from tfmq.spark.file_reader import FolderLogs
+from tfmq.spark.log_reader import Address, open_logs
 from tfmq.spark.ranges import PartitionLog, Range
-from tfmq.spark.wire_logs import WireLogs
+from tfmq.spark.wire_reader import WireLogs
 from tfmq.testing import SimulatedBroker
 from tools.rigs.live_server import LiveServer
 

@@ -12,7 +12,7 @@ from journal.log.log import Log
 from journal.record.format import make_log_id
 from journal.testing import SimulatedDisk
 from tfmq.errors import BadRequest, NotSupported, UnknownPartition, UnknownTopic
-from tfmq.spark.folder_topics import FolderTopics, absolute
+from tfmq.spark.file_reader import FolderTopics, absolute
 
 DATA = "/data"
 

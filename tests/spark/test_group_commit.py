@@ -7,7 +7,7 @@ import pytest
 from tests.client.test_commit_group import batch
 from tfmq.errors import ConnectionFailed, TfmqError
 from tfmq.protocol.commands import CommitMember
-from tfmq.spark.group_commit import GroupClient, Verdict
+from tfmq.spark.sink_task import GroupClient, Verdict
 from tfmq.testing import SimulatedBroker
 
 MEMBER = CommitMember("query", 0, "run-1")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from tfmq.errors import ConnectionFailed, NotAllowed
-from tfmq.spark.group_progress import AGAIN_SECONDS, GroupProgress
-from tfmq.spark.logs import Address
+from tfmq.spark.log_reader import Address
 from tfmq.spark.offsets import Offset, Offsets
+from tfmq.spark.stream_reader import AGAIN_SECONDS, GroupProgress
 from tfmq.testing import SimulatedBroker
 
 

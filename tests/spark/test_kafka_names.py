@@ -3,8 +3,7 @@
 import pytest
 
 from tfmq.errors import BadRequest
-from tfmq.spark.kafka_names import ADVICE, advice
-from tfmq.spark.options import OPTIONS, Where, chosen
+from tfmq.spark.options import ADVICE, OPTIONS, Where, advice, chosen
 
 
 @pytest.mark.parametrize(

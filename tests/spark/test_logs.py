@@ -5,8 +5,8 @@ import pickle
 import pytest
 
 from tfmq.errors import BadRequest
-from tfmq.spark.logs import Address, open_logs
-from tfmq.spark.wire_logs import WireLogs
+from tfmq.spark.log_reader import Address, open_logs
+from tfmq.spark.wire_reader import WireLogs
 
 
 def test_an_address_travels_to_other_processes() -> None:

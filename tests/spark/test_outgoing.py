@@ -14,8 +14,8 @@ from tfmq.client.connection.requests import Topic
 from tfmq.client.transaction.commit_group import MemberBatch
 from tfmq.errors import BadRequest, MessageTooLarge, UnknownPartition
 from tfmq.message import Partition
-from tfmq.spark import outgoing
-from tfmq.spark.outgoing import Outgoing
+from tfmq.spark import sink_task
+from tfmq.spark.sink_task import Outgoing
 
 
 def topic_of(name: str, partitions: int = 4, stopped: tuple[int, ...] = ()) -> Topic:
@@ -55,8 +55,8 @@ def test_rows_without_keys_go_in_full_batches_to_one_partition_after_the_other()
     batches = sent(*[rows(value=numbered(count)) for _ in range(10)], first=2)
     assert [each.partition for each in batches] == [(2 + n) % 4 for n in range(len(batches))]
     assert sum(each.count for each in batches) == 10 * count
-    assert all(each.size_bytes <= outgoing.BATCH_BYTES for each in batches)
-    assert len(batches) <= 2 + 10 * count * 164 / outgoing.BATCH_BYTES * 1.2
+    assert all(each.size_bytes <= sink_task.BATCH_BYTES for each in batches)
+    assert len(batches) <= 2 + 10 * count * 164 / sink_task.BATCH_BYTES * 1.2
 
 
 def test_small_batches_are_gathered_until_it_is_worth_it() -> None:

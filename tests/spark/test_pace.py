@@ -1,6 +1,6 @@
 """When an idle query asks again."""
 
-from tfmq.spark.pace import REST, REST_SECONDS_MAX, Pace
+from tfmq.spark.stream_reader import REST, REST_SECONDS_MAX, Pace
 
 
 class Time:

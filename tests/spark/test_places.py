@@ -4,9 +4,9 @@ import pytest
 
 from tests.spark.fake_logs import FakeLogs
 from tfmq.errors import BadRequest, OffsetOutOfRange, UnknownTopic
+from tfmq.spark.errors import Losses
+from tfmq.spark.offsets import Places, Standing, Survey, ending, starting
 from tfmq.spark.options import chosen
-from tfmq.spark.places import Places, Standing, Survey, ending, starting
-from tfmq.spark.sentences import Losses
 
 
 @pytest.fixture

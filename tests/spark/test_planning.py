@@ -9,7 +9,7 @@ import pytest
 from tests.spark.fake_logs import FakeLogs
 from tfmq.errors import BadRequest, LogTruncated, OffsetOutOfRange, UnknownTopic
 from tfmq.spark.offsets import Offset, Offsets
-from tfmq.spark.planning import Limit, Planner
+from tfmq.spark.planner import Limit, Planner
 from tfmq.spark.settings import SourceSettings, source_settings
 
 NO_LIMIT = Limit()

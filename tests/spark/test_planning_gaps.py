@@ -7,11 +7,11 @@ import pytest
 from journal import filenames
 from journal.fsck.log_repair import repair
 from tests.spark.stored import small_broker
-from tfmq.spark.folder_logs import FolderLogs
-from tfmq.spark.logs import Logs
-from tfmq.spark.planning import Limit, Planner
+from tfmq.spark.file_reader import FolderLogs
+from tfmq.spark.log_reader import Logs
+from tfmq.spark.planner import Limit, Planner
 from tfmq.spark.settings import source_settings
-from tfmq.spark.wire_logs import WireLogs
+from tfmq.spark.wire_reader import WireLogs
 from tfmq.testing import SimulatedBroker
 
 DATA = "/data"

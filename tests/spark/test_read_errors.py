@@ -10,35 +10,35 @@ from tfmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from tfmq.spark.errors import read_error, unreached
 from tfmq.spark.ranges import PartitionLog
-from tfmq.spark.read_errors import told, unreached
 
 LOG = PartitionLog("orders", 2, 7, 7 << 24 | 2)
 
 
 def test_what_retention_took_is_named_with_what_is_left() -> None:
-    error = told(OffsetOutOfRange(first=500, end=900), LOG, 100)
+    error = read_error(OffsetOutOfRange(first=500, end=900), LOG, 100)
     assert isinstance(error, OffsetOutOfRange) and (error.first, error.end) == (500, 900)
     assert "orders-2: offsets 100 to 500 were removed" in str(error) and "it holds 500 to 900" in str(error)
 
 
 def test_an_offset_behind_the_end_is_named() -> None:
     assert "orders-2: offset 1000 lies behind the end" in str(
-        told(OffsetOutOfRange(first=0, end=900), LOG, 1000)
+        read_error(OffsetOutOfRange(first=0, end=900), LOG, 1000)
     )
 
 
 def test_a_cut_and_damage_keep_their_numbers() -> None:
-    cut = told(LogTruncated(cut=70), LOG, 100)
+    cut = read_error(LogTruncated(cut=70), LOG, 100)
     assert isinstance(cut, LogTruncated) and cut.cut == 70 and "orders-2" in str(cut) and "70" in str(cut)
-    damage = told(Damaged(first=10, next=20), LOG, 12)
+    damage = read_error(Damaged(first=10, next=20), LOG, 12)
     assert isinstance(damage, Damaged) and (damage.first, damage.next) == (10, 20)
     assert "orders-2: offsets 10 to 20 are damaged" in str(damage)
 
 
 def test_a_topic_made_anew_is_told_from_one_that_is_gone() -> None:
-    anew = told(UnknownTopic("x", incarnation=9), LOG)
-    gone = told(UnknownTopic("x"), LOG)
+    anew = read_error(UnknownTopic("x", incarnation=9), LOG)
+    gone = read_error(UnknownTopic("x"), LOG)
     assert type(anew) is type(gone) is UnknownTopic
     assert "made anew" in str(anew) and "checkpoint" in str(anew)
     assert "not there any more" in str(gone)
@@ -46,7 +46,7 @@ def test_a_topic_made_anew_is_told_from_one_that_is_gone() -> None:
 
 def test_other_errors_stay_as_they_are() -> None:
     for error in (StorageStopped("stopped"), UnknownPartition("no 2")):
-        assert told(error, LOG, 3) is error
+        assert read_error(error, LOG, 3) is error
 
 
 def test_who_gave_up_says_where_and_after_how_long() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.spark.requirements import missing, version
+from tfmq.spark.source import missing, version
 
 
 def pyspark(folder: Path, line: str) -> Path:
@@ -69,11 +69,11 @@ def test_spark_finds_a_source_that_says_what_is_missing() -> None:
 PROGRAM = """
 import importlib.util, sys, tfmq
 path = tfmq.__path__[0] + "/spark/requirements.py"
-spec = importlib.util.spec_from_file_location("tfmq.spark.requirements", path)
+spec = importlib.util.spec_from_file_location("tfmq.spark.source", path)
 requirements = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(requirements)
 requirements.missing = lambda: "What is missing."
-sys.modules["tfmq.spark.requirements"] = requirements
+sys.modules["tfmq.spark.source"] = requirements
 
 from pyspark.sql.types import StructType
 from pyspark_tfmq import DefaultSource

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from tfmq.errors import OffsetOutOfRange, UnknownTopic
-from tfmq.spark.sentences import SAID_MAX, Losses, told
+from tfmq.spark.errors import SAID_MAX, Losses, shown_by_spark
 
 
-@told
+@shown_by_spark
 def fails(sentence: str) -> None:
     try:
         int("x")
@@ -17,13 +17,13 @@ def fails(sentence: str) -> None:
         raise UnknownTopic(sentence) from error
 
 
-@told
+@shown_by_spark
 def rows(count: int) -> Iterator[int]:
     yield from range(count)
     raise UnknownTopic("no more rows")
 
 
-@told
+@shown_by_spark
 def breaks() -> None:
     raise ZeroDivisionError
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tfmq.errors import BadRequest
-from tfmq.spark.server_address import require_one_broker
+from tfmq.spark.settings import require_one_broker
 
 
 @pytest.mark.parametrize("servers", ["127.0.0.1:8367", "tfmq://broker", "localhost,"])

@@ -7,8 +7,8 @@ the limit is as large as the number of those who wait, none of them gets nothing
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tfmq.spark.logs import PartitionLog, Range
-from tfmq.spark.shares import SMALL_BYTES, shares, together
+from tfmq.spark.planner import SMALL_BYTES, shares, together
+from tfmq.spark.ranges import PartitionLog, Range
 
 
 @given(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tfmq.errors import BadRequest
-from tfmq.spark.sink_columns import check_columns
+from tfmq.spark.schema import check_columns
 
 pytestmark = pytest.mark.usefixtures("spark_can_be_had")
 

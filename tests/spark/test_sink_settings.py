@@ -4,7 +4,7 @@ import pytest
 
 from tfmq.errors import BadRequest, ConfigError
 from tfmq.limits import valid_name
-from tfmq.spark.sink_settings import SinkSettings, group_name, sink_settings
+from tfmq.spark.settings import SinkSettings, group_name, sink_settings
 
 SERVERS = {"servers": "127.0.0.1:8367"}
 

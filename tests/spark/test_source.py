@@ -11,7 +11,7 @@ import pytest
 import tfmq
 from tests.scale import scaled
 from tfmq.cli.main import run
-from tfmq.spark.logs import Address, open_logs
+from tfmq.spark.log_reader import Address, open_logs
 from tools.rigs.live_server import LiveServer
 
 COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "tag", "attributes", "id"]

@@ -15,11 +15,11 @@ from tests.spark.wiretap import Exchange
 from tfmq.errors import Busy, ConnectionFailed
 from tfmq.producer import Producer
 from tfmq.protocol.commands import CommitMember
-from tfmq.spark.group_commit import GroupClient, Verdict
-from tfmq.spark.group_progress import GroupProgress
-from tfmq.spark.logs import Address, open_logs
+from tfmq.spark.log_reader import Address, open_logs
 from tfmq.spark.offsets import Offset
 from tfmq.spark.ranges import Range
+from tfmq.spark.sink_task import GroupClient, Verdict
+from tfmq.spark.stream_reader import GroupProgress
 from tfmq.testing import SimulatedBroker
 from tools.rigs.live_server import LiveServer
 

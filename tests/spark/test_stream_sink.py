@@ -27,7 +27,7 @@ def sink(
     """`sink(batch, **options)` is one as Spark makes it for a task of that micro-batch, without Spark."""
     from pyspark import TaskContext
 
-    from tfmq.spark import stream_sink
+    from tfmq.spark import sinks as stream_sink
 
     def made(batch: int = 0, **options: str) -> Any:
         place = {stream_sink.QUERY_ID: "query-7", stream_sink.BATCH_ID: str(batch)}
@@ -132,7 +132,7 @@ def test_nothing_is_asked_where_no_task_tells_of_anything(
 
 
 def test_outside_of_a_micro_batch_nothing_is_written(spark_can_be_had: None) -> None:
-    from tfmq.spark.stream_sink import stream_writer
+    from tfmq.spark.sinks import stream_writer
 
     made = stream_writer({"servers": "127.0.0.1:1", "topic": "orders"}, text("value"), False)
     with pytest.raises(BadRequest, match="Spark does not say which micro-batch this is"):
@@ -140,7 +140,7 @@ def test_outside_of_a_micro_batch_nothing_is_written(spark_can_be_had: None) -> 
 
 
 def test_what_makes_no_sense_for_a_topic_is_refused(spark_can_be_had: None) -> None:
-    from tfmq.spark.stream_sink import stream_writer
+    from tfmq.spark.sinks import stream_writer
 
     options = {"servers": "127.0.0.1:1", "topic": "orders"}
     with pytest.raises(BadRequest, match='not "complete"'):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.spark.fake_logs import FakeLogs
 from tfmq.errors import BadRequest, UnknownPartition, UnknownTopic
-from tfmq.spark.subscription import Subscription, subscription
+from tfmq.spark.offsets import Subscription, subscription
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from tfmq.errors import BadRequest, GroupFenced, GroupStale, UnknownTopic
 from tfmq.protocol.commands import CommitMember
-from tfmq.spark.group_commit import GroupClient
-from tfmq.spark.sink_settings import SinkSettings
+from tfmq.spark.settings import SinkSettings
+from tfmq.spark.sink_task import GroupClient
 from tfmq.testing import SimulatedBroker
 
 pytestmark = pytest.mark.usefixtures("spark_can_be_had")
@@ -25,13 +25,13 @@ class Task:
         self.settings = SinkSettings(broker.servers, "orders", **options)
 
     def write(self, sequence: int, *batches: list[bytes | None], run: str = "run-1") -> Any:
-        from tfmq.spark.task_writing import write_rows
+        from tfmq.spark.sink_task import write_rows
 
         rows = (pa.RecordBatch.from_pydict({"value": pa.array(each, pa.binary())}) for each in batches)
         return write_rows(self.settings, CommitMember("query", sequence, run), rows)
 
     def commit(self, *messages: Any, **options: Any) -> Any:
-        from tfmq.spark.task_writing import verdict_of
+        from tfmq.spark.sink_task import verdict_of
 
         verdict = verdict_of(messages)
         assert verdict is not None
@@ -91,7 +91,7 @@ def test_with_any_total_the_rows_of_what_is_committed_are_not_even_read(tfmq_bro
             read.append(number)
             yield pa.RecordBatch.from_pydict({"value": [b"x" * (2 << 20)]})
 
-    from tfmq.spark.task_writing import write_rows
+    from tfmq.spark.sink_task import write_rows
 
     written = write_rows(task.settings, CommitMember("query", 0, "run-2"), rows())
     assert len(read) == 2
@@ -103,7 +103,7 @@ def test_a_task_that_fails_leaves_nothing(task: Task) -> None:
         yield pa.RecordBatch.from_pydict({"value": [b"x" * (2 << 20)]})
         raise ZeroDivisionError
 
-    from tfmq.spark.task_writing import write_rows
+    from tfmq.spark.sink_task import write_rows
 
     with pytest.raises(ZeroDivisionError):
         write_rows(task.settings, CommitMember("query", 0, "run-1"), rows())
@@ -111,7 +111,7 @@ def test_a_task_that_fails_leaves_nothing(task: Task) -> None:
 
 
 def test_a_run_is_shut_out_with_what_it_prepared(task: Task) -> None:
-    from tfmq.spark.task_writing import abort_run
+    from tfmq.spark.sink_task import abort_run
 
     message = task.write(0, [b"a"])
     assert abort_run(task.settings, CommitMember("query", 0, "run-1")) is None
@@ -125,7 +125,7 @@ def test_a_run_is_shut_out_with_what_it_prepared(task: Task) -> None:
 
 
 def test_an_abort_that_cannot_be_told_is_no_error_of_its_own(task: Task) -> None:
-    from tfmq.spark.task_writing import abort_run
+    from tfmq.spark.sink_task import abort_run
 
     task.broker.stop()
     error = abort_run(task.settings._replace(timeout=1.0), CommitMember("query", 0, "run-1"))
@@ -142,7 +142,7 @@ def test_a_topic_that_is_not_there_is_told(task: Task) -> None:
 
 
 def test_wrong_rows_leave_nothing(task: Task) -> None:
-    from tfmq.spark.task_writing import write_rows
+    from tfmq.spark.sink_task import write_rows
 
     settings = task.settings._replace(topic="")
     rows = pa.RecordBatch.from_pydict({"value": [b"a", b"b"], "topic": ["orders", "a/b"]})
@@ -152,6 +152,6 @@ def test_wrong_rows_leave_nothing(task: Task) -> None:
 
 
 def test_nothing_told_is_no_verdict() -> None:
-    from tfmq.spark.task_writing import verdict_of
+    from tfmq.spark.sink_task import verdict_of
 
     assert verdict_of([]) is None and verdict_of([None, None]) is None

@@ -19,12 +19,12 @@ from tfmq.errors import (
     UnknownTopic,
 )
 from tfmq.protocol.commands import CommitMember
-from tfmq.spark import tasks
-from tfmq.spark.group_commit import GroupClient
-from tfmq.spark.logs import Address, Chunk, Range, open_logs
-from tfmq.spark.sink_settings import SinkSettings
-from tfmq.spark.task_writing import verdict_of, write_rows
-from tfmq.spark.tasks import Reading
+from tfmq.spark import batch_reader
+from tfmq.spark.batch_reader import Reading
+from tfmq.spark.log_reader import Address, open_logs
+from tfmq.spark.ranges import Chunk, Range
+from tfmq.spark.settings import SinkSettings
+from tfmq.spark.sink_task import GroupClient, verdict_of, write_rows
 from tfmq.testing import SimulatedBroker
 
 COUNT = 60
@@ -78,7 +78,7 @@ class Trouble:
             monkeypatch.setattr(logs, "chunks", chunks)
             return logs
 
-        monkeypatch.setattr(tasks, "open_logs", opened)
+        monkeypatch.setattr(batch_reader, "open_logs", opened)
 
 
 def test_a_task_reads_its_ranges_one_behind_the_other(broker: SimulatedBroker) -> None:
@@ -152,7 +152,7 @@ def test_what_is_whole_before_and_behind_damage_in_one_chunk_is_read(
         monkeypatch.setattr(logs, "chunks", chunks)
         return logs
 
-    monkeypatch.setattr(tasks, "open_logs", opened)
+    monkeypatch.setattr(batch_reader, "open_logs", opened)
     assert offsets(reading(broker, fail=False).rows((every,))) == [*starts[:30], *starts[31:]]
     read = []
     with pytest.raises(Damaged, match="failOnDataLoss is true"):

@@ -23,7 +23,7 @@ from tfmq.errors import (
 from tfmq.producer import Producer
 from tfmq.protocol.commands import Locate
 from tfmq.spark.ranges import PartitionLog, Range
-from tfmq.spark.wire_logs import WireLogs
+from tfmq.spark.wire_reader import WireLogs
 from tfmq.testing import SimulatedBroker
 from tools.rigs.live_server import LiveServer
 

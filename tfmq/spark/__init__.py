@@ -9,7 +9,7 @@ docs/spark.md is the reference. Nothing of PySpark is imported before it is used
 import sys
 from typing import TYPE_CHECKING
 
-from tfmq.spark.requirements import missing
+from tfmq.spark.source import missing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -13,9 +19,9 @@ from pyspark.sql.types import StructType
 
 from tfmq.errors import TfmqError
 from tfmq.spark.batch_reader import BatchReader
+from tfmq.spark.errors import shown_by_spark
 from tfmq.spark.options import chosen
 from tfmq.spark.schema import spark_schema
-from tfmq.spark.sentences import told
 from tfmq.spark.settings import source_settings
 from tfmq.spark.stream_reader import RefusedReader, StreamReader
 
@@ -27,7 +33,7 @@ class TfmqSource(DataSource):
     def name(cls) -> str:
         return "tfmq"
 
-    @told
+    @shown_by_spark
     def schema(self) -> StructType:
         """All columns of a topic. A schema that a user gives instead is a projection of it.
 
@@ -36,7 +42,7 @@ class TfmqSource(DataSource):
         chosen(dict(self.options), "source", "both")
         return spark_schema()
 
-    @told
+    @shown_by_spark
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(source_settings(dict(self.options), streaming=False), schema)
 
@@ -47,14 +53,46 @@ class TfmqSource(DataSource):
         except TfmqError as error:
             return RefusedReader(error)
 
-    @told
+    @shown_by_spark
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from tfmq.spark.batch_sink import batch_writer
+        from tfmq.spark.sinks import batch_writer
 
         return batch_writer(dict(self.options), schema, overwrite)
 
-    @told
+    @shown_by_spark
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from tfmq.spark.stream_sink import stream_writer
+        from tfmq.spark.sinks import stream_writer
 
         return stream_writer(dict(self.options), schema, overwrite)
+
+
+# What must be installed before Spark can read and write topics, looked at without importing any of it.
+
+PYSPARK_MIN = (4, 2)
+"""The first in which a source is told the limits of a micro-batch, and that a query is to end."""
+VERSION = re.compile(r"__version__[^\n=]*=\s*[\"'](\d+)\.(\d+)[^\"']*")
+INSTALL = "pip install 'pyspark>=4.2' pyarrow numpy matplotlib"
+UPGRADE = "pip install -U 'pyspark>=4.2'"
+
+
+def missing(find: Callable[[str], ModuleSpec | None] = find_spec) -> str | None:
+    """What is to be done first, in a sentence; None if nothing is."""
+    for name in ("pyspark", "pyarrow"):
+        if find(name) is None:
+            return f"tfmq.spark needs {name}, which is not installed: {INSTALL}"
+    spec = find("pyspark")
+    assert spec is not None
+    found = version(Path(spec.origin or "").parent)
+    if found is not None and found < PYSPARK_MIN:
+        is_there = ".".join(map(str, found))
+        return f"tfmq.spark needs pyspark 4.2 or newer, and {is_there} is installed: {UPGRADE}"
+    return None
+
+
+def version(folder: Path) -> tuple[int, int] | None:
+    """(4, 2) of the pyspark in `folder`; None where it does not say."""
+    try:
+        found = VERSION.search((folder / "version.py").read_text())
+    except OSError:
+        return None
+    return (int(found[1]), int(found[2])) if found else None

@@ -16,9 +16,9 @@ from typing import Final
 import tfmq
 from journal.disk import RealDisk
 from tfmq.spark.pipelines.audit import audit
-from tfmq.spark.pipelines.audit_piece import check
+from tfmq.spark.pipelines.audit_check import check
 from tfmq.spark.pipelines.audit_plan import plan
-from tfmq.spark.pipelines.progress import Progress
+from tfmq.spark.pipelines.spark_jobs import Progress
 from tools.bench.figures import Figure, median, spread
 from tools.bench.spark import Session, job, session
 from tools.rigs import spark_session

@@ -138,11 +138,13 @@ HANDLING: Final = (
         "tfmq/transaction/commands.py",
         (
             "            if heuristic:\n"
-            '                raise rejections.wrong_state(xid, transaction.state, "only a prepared one is decided by hand")\n'
+            '                raise rejections.wrong_state(xid, transaction.state, "only a '
+            'prepared one is decided by hand")\n'
         ),
         (
             "            if heuristic and one_phase is None:\n"
-            '                raise rejections.wrong_state(xid, transaction.state, "only a prepared one is decided by hand")\n'
+            '                raise rejections.wrong_state(xid, transaction.state, "only a '
+            'prepared one is decided by hand")\n'
         ),
         [ENDING],
     ),

@@ -28,7 +28,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-stuck-at-an-attribute-that-is-none",
         "messages whose attributes nobody can read are copied as they are",
-        "tfmq/spark/pipelines/archiving.py",
+        "tfmq/spark/pipelines/archive.py",
         "wish.verify, lenient=True)",
         "wish.verify)",
         [f"{REPLAYING}::test_messages_whose_attributes_nobody_can_read_are_copied_as_they_are"],
@@ -36,7 +36,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-step-not-planned-before-its-files",
         "a step that was begun is made again as it was planned",
-        "tfmq/spark/pipelines/archiving.py",
+        "tfmq/spark/pipelines/archive.py",
         "            self._archive.begin(plan)\n",
         "",
         [ANEW],
@@ -44,7 +44,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-step-planned-anew",
         "a step that was begun is made again as it was planned, and no row comes twice",
-        "tfmq/spark/pipelines/archiving.py",
+        "tfmq/spark/pipelines/archive.py",
         "        begun = self._reconciled(self._archive.begun(self._topic, step))\n",
         "        begun = None\n",
         [ANEW],
@@ -52,15 +52,15 @@ ARCHIVED: Final = (
     Mutant(
         "archive-half-written-files-stay",
         "the next run removes what a killed one left half written",
-        "tfmq/spark/pipelines/archiving.py",
-        "            sweep(self._wish.folder / layout.topic_folder(self._topic))\n",
+        "tfmq/spark/pipelines/archive.py",
+        "            sweep(self._wish.folder / archive_layout.topic_folder(self._topic))\n",
         "",
         [ANEW],
     ),
     Mutant(
         "archive-without-a-lock",
         "one run at a time archives a topic into a folder",
-        "tfmq/spark/pipelines/durable.py",
+        "tfmq/spark/pipelines/archive_layout.py",
         "            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "            file.fileno()\n",
         [f"{ARCHIVING}::test_one_run_at_a_time", DURABLE],
@@ -68,7 +68,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-takes-another-brokers-topic",
         "offsets of two brokers never come into one archive",
-        "tfmq/spark/pipelines/archiving.py",
+        "tfmq/spark/pipelines/archive.py",
         "        if old and new and old != new:\n",
         "        if old and new and old == new:\n",
         [f"{ARCHIVING}::test_another_brokers_topic_of_that_name_is_refused"],
@@ -76,7 +76,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-piece-begins-inside-a-repair",
         "a run goes on once damage is repaired",
-        "tfmq/spark/pipelines/archiving.py",
+        "tfmq/spark/pipelines/archive.py",
         "        start = readable_start(logs, log, piece)\n",
         "        start = piece.start\n",
         [f"{ARCHIVING}::test_damaged_blocks_end_the_run_and_once_they_are_repaired_it_goes_on"],
@@ -84,7 +84,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-passes-over-what-retention-takes-meanwhile",
         "what retention takes while a piece is read is told, never passed over",
-        "tfmq/spark/pipelines/archiving.py",
+        "tfmq/spark/pipelines/archive.py",
         "    return piece.start if gone else start\n",
         "    return start\n",
         [f"{ARCHIVING}::test_what_retention_takes_while_a_piece_begins_is_told"],
@@ -92,7 +92,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-forgets-the-gap-of-a-step-that-was-begun",
         "what retention took of a step is noted, and its files go aside",
-        "tfmq/spark/pipelines/planning.py",
+        "tfmq/spark/pipelines/archive.py",
         "        changed.append(each)\n",
         "",
         [f"{ARCHIVING}::test_what_retention_took_of_a_step_that_was_begun_is_told_or_noted"],
@@ -100,7 +100,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-passes-over-what-retention-took",
         "messages that are gone stop the archive, or are noted as a gap",
-        "tfmq/spark/pipelines/planning.py",
+        "tfmq/spark/pipelines/archive.py",
         "        elif start < bounds.first:\n",
         "        elif start > bounds.end + bounds.first:\n",
         [f"{ARCHIVING}::test_what_retention_took_between_two_runs_is_told_or_noted", PLANNING],
@@ -108,7 +108,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-believes-a-log-that-was-set-back",
         "a log that is shorter than its archive is refused",
-        "tfmq/spark/pipelines/planning.py",
+        "tfmq/spark/pipelines/archive.py",
         "        elif start > bounds.end:\n",
         "        elif start < 0:\n",
         [f"{ARCHIVING}::test_a_log_that_was_set_back_is_refused", PLANNING],
@@ -116,7 +116,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-goes-on-before-a-gap",
         "a run goes on behind the gap that was noted",
-        "tfmq/spark/pipelines/planning.py",
+        "tfmq/spark/pipelines/archive.py",
         "    reached += [(each.incarnation, each.partition, each.end) for each in gaps]\n",
         "",
         [PLANNING],
@@ -124,7 +124,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-piece-begins-behind-its-range",
         "steps and pieces hold every offset once",
-        "tfmq/spark/pipelines/planning.py",
+        "tfmq/spark/pipelines/archive.py",
         "            left.append(stretch._replace(start=end))\n",
         "            left.append(stretch._replace(start=end + 1))\n",
         [PLANNING],
@@ -132,7 +132,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-hours-of-another-zone",
         "rows go into the file of their hour, UTC",
-        "tfmq/spark/pipelines/hour_files.py",
+        "tfmq/spark/pipelines/parquet_files.py",
         "// HOUR_US\n",
         "// HOUR_US + 1\n",
         [HOUR_FILES],
@@ -140,7 +140,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-row-groups-as-batches-come",
         "the same rows give the same bytes, however they come",
-        "tfmq/spark/pipelines/hour_files.py",
+        "tfmq/spark/pipelines/parquet_files.py",
         "            if self._held_bytes >= GROUP_BYTES or self._held_rows >= GROUP_ROWS:\n",
         "            if self._held_bytes:\n",
         [f"{HOUR_FILES}::test_the_same_rows_give_the_same_bytes_however_they_come"],
@@ -148,7 +148,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-file-shown-before-it-is-whole",
         "a file appears when it is whole",
-        "tfmq/spark/pipelines/hour_files.py",
+        "tfmq/spark/pipelines/parquet_files.py",
         "        self._beside = beside_of(self._path)\n",
         "        self._beside = self._path\n",
         [f"{HOUR_FILES}::test_what_fails_in_the_middle_leaves_whole_files_only"],
@@ -156,7 +156,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-file-not-forced",
         "a file is on the disk before it gets its name",
-        "tfmq/spark/pipelines/durable.py",
+        "tfmq/spark/pipelines/archive_layout.py",
         "        file.flush()\n        os.fsync(file.fileno())\n",
         "        file.flush()\n",
         [DURABLE],
@@ -164,7 +164,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-name-not-forced",
         "a file's name is on the disk when it is said to be there",
-        "tfmq/spark/pipelines/durable.py",
+        "tfmq/spark/pipelines/archive_layout.py",
         "    beside.replace(path)\n    force_folder(path.parent)\n",
         "    beside.replace(path)\n",
         [DURABLE],
@@ -196,7 +196,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-file-believed",
         "a damaged file of an archive is told by name before a row of it is used",
-        "tfmq/spark/pipelines/archive_files.py",
+        "tfmq/spark/pipelines/parquet_files.py",
         "    if crc != file.crc:\n",
         "    if crc == 0:\n",
         [f"{TESTS}/test_archive_files.py"],
@@ -204,7 +204,7 @@ ARCHIVED: Final = (
     Mutant(
         "failed-task-passed-over",
         "the error of a task is raised as what it is",
-        "tfmq/spark/pipelines/tasks.py",
+        "tfmq/spark/pipelines/spark_jobs.py",
         "        if isinstance(done, Failure):\n            raise done.error()\n",
         "        if isinstance(done, Failure):\n            continue\n",
         [f"{TESTS}/test_tasks.py::test_an_error_travels_as_a_value_with_its_details"],
@@ -215,7 +215,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-begins-anew-each-time",
         "a run goes on where the ones before it ended",
-        "tfmq/spark/pipelines/replaying.py",
+        "tfmq/spark/pipelines/replay.py",
         "        return Target(group, topic.incarnation, count, max(reached, default=0))\n",
         "        return Target(group, topic.incarnation, count, 0)\n",
         [f"{REPLAYING}::test_a_second_run_sends_nothing_and_a_grown_archive_only_what_is_new"],
@@ -223,7 +223,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-without-attributes",
         "keys, tags, properties and birth times come back as they were",
-        "tfmq/spark/pipelines/replaying.py",
+        "tfmq/spark/pipelines/replay.py",
         'SENT: Final = ("value", "attributes", "partition")\n',
         'SENT: Final = ("value", "key", "partition")\n',
         [f"{REPLAYING}::test_the_identical_messages_come_back_in_their_partitions_and_order"],
@@ -231,7 +231,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-without-partitions",
         "messages come back in their partitions and order",
-        "tfmq/spark/pipelines/replaying.py",
+        "tfmq/spark/pipelines/replay.py",
         'SENT: Final = ("value", "attributes", "partition")\n',
         'SENT: Final = ("value", "attributes")\n',
         [f"{REPLAYING}::test_the_identical_messages_come_back_in_their_partitions_and_order"],
@@ -239,7 +239,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-into-another-number-of-partitions",
         "a target with another number of partitions is refused",
-        "tfmq/spark/pipelines/replaying.py",
+        "tfmq/spark/pipelines/replay.py",
         "        if count != known and not wish.repartition:\n",
         "        if count < known and not wish.repartition:\n",
         [f"{REPLAYING}::test_another_number_of_partitions_is_refused_or_keys_choose_anew"],
@@ -247,7 +247,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-into-its-own-topic",
         "a topic does not get its own messages a second time unless that is meant",
-        "tfmq/spark/pipelines/replaying.py",
+        "tfmq/spark/pipelines/replay.py",
         "        if same and not wish.into_itself:\n",
         "        if same and wish.repartition:\n",
         [f"{REPLAYING}::test_a_topic_does_not_get_its_own_messages_unless_that_is_meant"],
@@ -255,7 +255,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-takes-the-end-of-its-time-with-it",
         "times are chosen row by row: from since on, before until",
-        "tfmq/spark/pipelines/replaying.py",
+        "tfmq/spark/pipelines/replay.py",
         "int(np.searchsorted(times, choice.until_ms))",
         'int(np.searchsorted(times, choice.until_ms, "right"))',
         [f"{REPLAYING}::test_partitions_and_times_are_chosen_row_by_row"],
@@ -263,7 +263,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-finds-a-missing-file-on-the-way",
         "a missing file is told before anything is sent",
-        "tfmq/spark/pipelines/replaying.py",
+        "tfmq/spark/pipelines/replay.py",
         "        self._require_files(todo)\n",
         "",
         [f"{REPLAYING}::test_a_missing_file_is_told_before_anything_is_sent"],
@@ -271,7 +271,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-files-out-of-order",
         "partitions keep their order",
-        "tfmq/spark/pipelines/replay_plan.py",
+        "tfmq/spark/pipelines/replay.py",
         "key=lambda file: (file.partition, file.first_offset)",
         "key=lambda file: (file.partition, -file.first_offset)",
         [REPLAY_PLAN],
@@ -279,7 +279,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-steps-renumbered-when-the-archive-grows",
         "what is archived later adds steps and changes none",
-        "tfmq/spark/pipelines/replay_plan.py",
+        "tfmq/spark/pipelines/replay.py",
         "    for manifest in manifests:\n        files = [each for each in manifest.files if choice.takes(each)]\n",
         "    for files in ([each for one in manifests for each in one.files if choice.takes(each)],):\n",
         [REPLAY_PLAN],
@@ -287,7 +287,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-into-a-new-topic-taken-for-the-old-one",
         "another target is another replay",
-        "tfmq/spark/pipelines/replay_plan.py",
+        "tfmq/spark/pipelines/replay.py",
         "[archive_id, *choice, node, topic, incarnation]",
         "[archive_id, *choice, node, topic]",
         [REPLAY_PLAN],

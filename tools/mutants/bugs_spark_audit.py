@@ -22,7 +22,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-missing-mark-passed-over",
         "a log whose mark is missing is told",
-        "tfmq/spark/pipelines/audit_chain.py",
+        "tfmq/spark/pipelines/audit_check.py",
         "        if marks is None and not self.log.mark_damaged and any(each.size for each in self.segments):\n",
         "        if marks is None and begins:\n",
         [f"{PLAN}::test_a_log_without_a_mark_is_told_and_checked_all_the_same"],
@@ -30,7 +30,7 @@ SEGMENTS: Final = (
     Mutant(
         "report-latency-of-nothing",
         "a topic without birth times has no latency",
-        "tfmq/spark/pipelines/report_figures.py",
+        "tfmq/spark/pipelines/report_render.py",
         "        if not self.bins:\n            names",
         "        if self.bins is None:\n            names",
         [f"{FIGURES}::test_where_nothing_was_measured_no_figure_is_made_up"],
@@ -46,7 +46,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-damage-is-a-tail",
         "a flipped bit is found wherever it is",
-        "tfmq/spark/pipelines/audit_piece.py",
+        "tfmq/spark/pipelines/audit_check.py",
         "        if self.piece.tail and end and first >= self.log.forced:\n",
         "        if end and self.piece.tail:\n",
         [f"{PIECE}::test_a_flipped_bit_is_found_wherever_it_is_and_nothing_else"],
@@ -54,7 +54,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-tail-is-damage",
         "what lies behind the forced mark is no damage",
-        "tfmq/spark/pipelines/audit_piece.py",
+        "tfmq/spark/pipelines/audit_check.py",
         "        if self.piece.tail and end and first >= self.log.forced:\n",
         "        if False:\n",
         [f"{PIECE}::test_the_tail_behind_the_forced_mark_is_no_damage"],
@@ -62,7 +62,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-places-may-go-back",
         "places of transactions only grow in a partition",
-        "tfmq/spark/pipelines/audit_piece.py",
+        "tfmq/spark/pipelines/audit_check.py",
         "        if self.last_place is not None and place < self.last_place:\n",
         "        if self.last_place is not None and place < (0, 0):\n",
         [f"{PIECE}::test_places_of_transactions_that_go_back_are_told"],
@@ -78,7 +78,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-missing-segment-between-files-unseen",
         "a missing segment is found",
-        "tfmq/spark/pipelines/audit_chain.py",
+        "tfmq/spark/pipelines/audit_check.py",
         "            if before.end < after.base:\n",
         "            if before.end < before.base:\n",
         [f"{CHAIN}::test_each_missing_segment_is_found"],
@@ -86,7 +86,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-last-segments-unseen",
         "segments that are missing at the end are found",
-        "tfmq/spark/pipelines/audit_chain.py",
+        "tfmq/spark/pipelines/audit_check.py",
         "        if marks is not None and self.segments and self.segments[-1].end < marks.forced:\n",
         "        if marks is not None and self.segments and self.segments[-1].end < marks.first:\n",
         [f"{CHAIN}::test_each_missing_segment_is_found"],
@@ -94,7 +94,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-retention-is-loss",
         "what retention took is not missing",
-        "tfmq/spark/pipelines/audit_chain.py",
+        "tfmq/spark/pipelines/audit_check.py",
         "            if marks.first < first:\n                self._lost(None, marks.first, first, cut)\n",
         "            if 0 < first:\n                self._lost(None, 0, first, cut)\n",
         [f"{CHAIN}::test_what_retention_took_is_not_missing"],
@@ -102,7 +102,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-ordinals-between-files-unseen",
         "ordinals go on from file to file",
-        "tfmq/spark/pipelines/audit_chain.py",
+        "tfmq/spark/pipelines/audit_check.py",
         "                self._ordinals(found[number - 1], each)\n",
         "                pass\n",
         [f"{CHAIN}::test_ordinals_that_do_not_go_on_from_file_to_file_are_told"],
@@ -110,7 +110,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-missing-folder-unseen",
         "a partition's folder that is missing is found",
-        "tfmq/spark/pipelines/audit_catalog.py",
+        "tfmq/spark/pipelines/audit_plan.py",
         "        for partition in range(topic.partitions):\n",
         "        for partition in range(1):\n",
         [f"{CATALOG}::test_a_partitions_folder_that_is_missing_is_found"],
@@ -121,7 +121,7 @@ IDS: Final = (
     Mutant(
         "audit-only-neighbours-are-repeats",
         "two messages with one id are found wherever they are",
-        "tfmq/spark/pipelines/audit_judging.py",
+        "tfmq/spark/pipelines/audit_compare.py",
         "    for at in np.flatnonzero(runs.key[1:] < highest[:-1]) + 1:\n",
         "    for at in np.flatnonzero(runs.key[1:] < ends[:-1]) + 1:\n",
         [f"{JUDGING}::test_what_stands_twice_is_told_and_only_that"],
@@ -129,7 +129,7 @@ IDS: Final = (
     Mutant(
         "audit-brokers-share-ids",
         "each data folder is compared with itself",
-        "tfmq/spark/pipelines/audit_judging.py",
+        "tfmq/spark/pipelines/audit_compare.py",
         "        mine = facts.where(facts.folder == folder)\n",
         "        mine = facts\n",
         [f"{JUDGING}::test_brokers_do_not_share_ids"],
@@ -137,7 +137,7 @@ IDS: Final = (
     Mutant(
         "audit-a-producers-ids-in-two-parts",
         "ids of one producer are judged together",
-        "tfmq/spark/pipelines/audit_facts.py",
+        "tfmq/spark/pipelines/audit_check.py",
         "    mixed = (facts.key >> np.uint64(SEQUENCE_BITS)) + facts.folder.astype(np.uint64)\n",
         "    mixed = facts.key + facts.folder.astype(np.uint64)\n",
         [f"{FACTS}::test_a_split_loses_nothing_and_keeps_a_producers_ids_together"],
@@ -145,7 +145,7 @@ IDS: Final = (
     Mutant(
         "audit-repeat-without-its-place",
         "a repeat is told to the byte",
-        "tfmq/spark/pipelines/audit_locating.py",
+        "tfmq/spark/pipelines/audit_compare.py",
         "                if first_id <= id < end_id and not flag & (FLAG_CONTROL | FLAG_FILLER):\n",
         "                if first_id <= id and not flag & (FLAG_CONTROL | FLAG_FILLER):\n",
         [LOCATING],
@@ -156,7 +156,7 @@ TRANSACTIONS: Final = (
     Mutant(
         "audit-torn-transaction-is-on-its-way",
         "what a committed transaction brings and a partition lacks is found",
-        "tfmq/spark/pipelines/audit_judging.py",
+        "tfmq/spark/pipelines/audit_compare.py",
         "            if (place, number) > standing.applied:\n",
         "            if (place, number) > FIRST_PLACE:\n",
         [f"{JUDGING}::test_what_a_transaction_brings_and_a_partition_lacks_is_told"],
@@ -164,7 +164,7 @@ TRANSACTIONS: Final = (
     Mutant(
         "audit-on-its-way-is-torn",
         "what a partition has not come to is on its way",
-        "tfmq/spark/pipelines/audit_judging.py",
+        "tfmq/spark/pipelines/audit_compare.py",
         "            if (place, number) > standing.applied:\n",
         "            if place > standing.applied[0]:\n",
         [f"{JUDGING}::test_what_a_partition_has_not_come_to_is_on_its_way"],
@@ -172,7 +172,7 @@ TRANSACTIONS: Final = (
     Mutant(
         "audit-damage-is-told-again-as-torn",
         "what was lost with damage is not told as torn",
-        "tfmq/spark/pipelines/audit_judging.py",
+        "tfmq/spark/pipelines/audit_compare.py",
         "            elif not any(low[0] <= place <= high[0] for low, high, _ in standing.windows):\n",
         "            elif not any(low[0] < place < high[0] for low, high, _ in standing.windows):\n",
         [f"{JUDGING}::test_what_may_have_been_where_damage_is_or_retention_was_is_not_told_again"],
@@ -180,7 +180,7 @@ TRANSACTIONS: Final = (
     Mutant(
         "audit-stray-appends-unseen",
         "an append counts only under a decision of the journal",
-        "tfmq/spark/pipelines/audit_judging.py",
+        "tfmq/spark/pipelines/audit_compare.py",
         "        if place >= end or any(",
         "        if any(",
         [f"{JUDGING}::test_an_append_counts_only_under_a_decision_that_the_journal_has"],
@@ -223,7 +223,7 @@ BALANCES: Final = (
     Mutant(
         "reconcile-letters-of-the-next-message-are-done",
         "a letter of a message that is not saved as done is told",
-        "tfmq/spark/pipelines/reconcile_rows.py",
+        "tfmq/spark/pipelines/reconcile.py",
         "    early = [letter for letter in letters if letter.ordinal >= consumed]\n",
         "    early = [letter for letter in letters if letter.ordinal > consumed]\n",
         [f"{ROWS}::test_each_thing_that_does_not_add_up_is_told_alone"],
@@ -231,7 +231,7 @@ BALANCES: Final = (
     Mutant(
         "reconcile-two-stores-count-twice",
         "a letter in two stores is told",
-        "tfmq/spark/pipelines/reconcile_rows.py",
+        "tfmq/spark/pipelines/reconcile.py",
         "        if other is not letter and other.store != letter.store:\n",
         "        if other is not letter and other.store == letter.store:\n",
         [f"{ROWS}::test_each_thing_that_does_not_add_up_is_told_alone"],
@@ -239,7 +239,7 @@ BALANCES: Final = (
     Mutant(
         "report-quantiles-of-a-bins-edge",
         "quantiles are as near as a bin is wide, and few values are exact",
-        "tfmq/spark/pipelines/report_figures.py",
+        "tfmq/spark/pipelines/report_render.py",
         "        left = share * self.values\n",
         "        left = share * share * self.values\n",
         [FIGURES],
@@ -247,7 +247,7 @@ BALANCES: Final = (
     Mutant(
         "report-names-become-markup",
         "no name of a user becomes markup",
-        "tfmq/spark/pipelines/report_page.py",
+        "tfmq/spark/pipelines/report_render.py",
         '"".join(f"<td>{escape(cell)}</td>" for cell in row)',
         '"".join(f"<td>{cell}</td>" for cell in row)',
         [f"{TESTS}/test_report_page.py::test_names_of_users_stay_text"],

@@ -16,7 +16,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "unforced-places-told-over-the-wire",
         "nothing behind the forced mark is ever given to Spark",
-        "tfmq/spark/wire_logs.py",
+        "tfmq/spark/wire_reader.py",
         "        return min(found.offset, found.forced_offset)\n",
         "        return found.offset\n",
         [WIRE],
@@ -24,7 +24,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "written-records-fetched",
         "nothing behind the forced mark is ever given to Spark",
-        "tfmq/spark/wire_logs.py",
+        "tfmq/spark/wire_reader.py",
         "    return wire.Fetch(log.topic, log.incarnation, log.partition, offset, epoch, max_bytes)\n",
         "    return wire.Fetch(log.topic, log.incarnation, log.partition, offset, epoch, max_bytes, 0, 1)\n",
         [WIRE],
@@ -32,7 +32,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "next-chunk-asked-for-too-late",
         "the broker sends the next chunk while this one is worked on",
-        "tfmq/spark/wire_logs.py",
+        "tfmq/spark/wire_reader.py",
         "        if self._offset < self._end:\n            self._send()\n        return Chunk",
         "        return Chunk",
         [WIRE],
@@ -40,7 +40,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "time-counts-while-nobody-waits",
         "a slow query does not lose its broker",
-        "tfmq/spark/wire_logs.py",
+        "tfmq/spark/wire_reader.py",
         "        self._call = self._link.call(fetch, seconds=None)\n",
         "        self._call = self._link.call(fetch, seconds=self._timeout)\n",
         [WIRE],
@@ -48,7 +48,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "epoch-not-sent",
         "a cut of the log below what was read is noticed",
-        "tfmq/spark/wire_logs.py",
+        "tfmq/spark/wire_reader.py",
         "        self._offset, self._epoch = reply.next, reply.epoch\n",
         "        self._offset = reply.next\n",
         [WIRE],
@@ -56,7 +56,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "busy-broker-not-asked-again",
         "a broker that stops or is busy is asked again until the timeout",
-        "tfmq/spark/wire_logs.py",
+        "tfmq/spark/wire_reader.py",
         "            due = {number: questions[number] for number in due if isinstance(calls[number].error, Busy)}\n",
         "            due = {}\n",
         [WIRE],
@@ -64,7 +64,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "broker-that-is-away-not-waited-for",
         "who has a range waits for its broker up to the timeout",
-        "tfmq/spark/wire_logs.py",
+        "tfmq/spark/wire_reader.py",
         "        self._link.patience_seconds = max(self._link.patience_seconds, self._timeout)\n",
         "",
         [WIRE],
@@ -72,7 +72,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "call-left-under-way",
         "a reader that ends early leaves nothing under way",
-        "tfmq/spark/wire_logs.py",
+        "tfmq/spark/wire_reader.py",
         "        finally:\n            reading.close()\n",
         "        finally:\n            pass\n",
         [WIRE],
@@ -80,7 +80,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "split-at-any-byte",
         "every record is in exactly one piece",
-        "tfmq/spark/wire_logs.py",
+        "tfmq/spark/wire_reader.py",
         "        return pieces(range, [reply.offset for reply in found if not isinstance(reply, Damaged)])\n",
         "        return pieces(range, targets(range, size))\n",
         [WIRE],
@@ -96,7 +96,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "force-not-asked-for",
         "a stream sees what was sent with acks=written as soon as a consumer does",
-        "tfmq/spark/wire_logs.py",
+        "tfmq/spark/wire_reader.py",
         "            self._await_force(places)\n",
         "",
         [WIRE],
@@ -112,7 +112,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "mark-not-looked-at-again",
         "a folder's reader sees what its broker takes away, and what it adds",
-        "tfmq/spark/folder_logs.py",
+        "tfmq/spark/file_reader.py",
         "            seen.look()\n            return question(seen)\n",
         "            return question(seen)\n",
         [FOLDER],
@@ -120,7 +120,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "topic-made-anew-taken-for-the-old-one",
         "a topic that was deleted and made anew is another one",
-        "tfmq/spark/folder_logs.py",
+        "tfmq/spark/file_reader.py",
         "        if isinstance(error, WrongLog):\n            return renewed(log)\n",
         "",
         [FOLDER],
@@ -128,7 +128,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "missing-partition-passed-over",
         "a partition that is missing in a data folder is named",
-        "tfmq/spark/folder_topics.py",
+        "tfmq/spark/file_reader.py",
         "        if trouble:\n            raise UnknownPartition",
         "        if not found:\n            raise UnknownPartition",
         [TOPICS],
@@ -136,7 +136,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "newer-data-folder-read",
         "a data folder of a newer format is refused",
-        "tfmq/spark/folder_topics.py",
+        "tfmq/spark/file_reader.py",
         "            self.node = decode_version(text, path).node\n        except Corrupt:\n",
         "            self.node = decode_version(text, path).node\n        except (Corrupt, NewerFormat):\n",
         [TOPICS],

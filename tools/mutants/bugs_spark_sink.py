@@ -109,7 +109,7 @@ SPARK_SINK: Final = (
     Mutant(
         "broker-that-is-away-is-not-waited-for",
         ONCE,
-        "tfmq/spark/group_commit.py",
+        "tfmq/spark/sink_task.py",
         "seconds if patience_seconds is None else patience_seconds",
         "2.0",
         [CLIENT],
@@ -126,7 +126,7 @@ SPARK_SINK: Final = (
     Mutant(
         "rows-of-a-committed-batch-are-not-counted",
         COUNTED,
-        "tfmq/spark/task_writing.py",
+        "tfmq/spark/sink_task.py",
         "            count += len(batch)\n            if not part.superfluous:\n",
         "            if not part.superfluous:\n                count += len(batch)\n",
         [TASK],
@@ -134,7 +134,7 @@ SPARK_SINK: Final = (
     Mutant(
         "last-rows-stay",
         ONCE,
-        "tfmq/spark/task_writing.py",
+        "tfmq/spark/sink_task.py",
         "        sender.rest()\n",
         "",
         [TASK],
@@ -142,7 +142,7 @@ SPARK_SINK: Final = (
     Mutant(
         "rows-of-one-task-are-the-total",
         COUNTED,
-        "tfmq/spark/task_writing.py",
+        "tfmq/spark/sink_task.py",
         "sum(each.rows for each in told)",
         "told[0].rows",
         [TASK],
@@ -150,7 +150,7 @@ SPARK_SINK: Final = (
     Mutant(
         "members-of-the-first-task-only",
         ONCE,
-        "tfmq/spark/task_writing.py",
+        "tfmq/spark/sink_task.py",
         "for each in told for name in each.transactions]",
         "for each in told[:1] for name in each.transactions]",
         [TASK],
@@ -158,7 +158,7 @@ SPARK_SINK: Final = (
     Mutant(
         "aborted-run-is-not-shut-out",
         NOTHING_LEFT,
-        "tfmq/spark/task_writing.py",
+        "tfmq/spark/sink_task.py",
         "            client.abort(*member)\n",
         "            pass\n",
         [TASK],
@@ -167,7 +167,7 @@ SPARK_SINK: Final = (
     Mutant(
         "rows-of-a-key-out-of-order",
         PLACED,
-        "tfmq/spark/outgoing.py",
+        "tfmq/spark/sink_task.py",
         'np.argsort(codes, kind="stable")',
         'np.argsort(codes, kind="heapsort")',
         [OUTGOING],
@@ -175,7 +175,7 @@ SPARK_SINK: Final = (
     Mutant(
         "partition-behind-the-last",
         PLACED,
-        "tfmq/spark/outgoing.py",
+        "tfmq/spark/sink_task.py",
         "        if not 0 <= wrong < count:\n",
         "        if not 0 <= wrong <= count:\n",
         [OUTGOING],
@@ -183,7 +183,7 @@ SPARK_SINK: Final = (
     Mutant(
         "partition-below-zero",
         PLACED,
-        "tfmq/spark/outgoing.py",
+        "tfmq/spark/sink_task.py",
         'edges["min"] if edges["min"] < 0 else edges["max"]',
         'edges["max"]',
         [OUTGOING],
@@ -191,7 +191,7 @@ SPARK_SINK: Final = (
     Mutant(
         "named-partitions-give-way-to-keys",
         PLACED,
-        "tfmq/spark/outgoing.py",
+        "tfmq/spark/sink_task.py",
         "pc.coalesce(named, self._chosen(topic, rows))",
         "self._chosen(topic, rows)",
         [OUTGOING],
@@ -199,7 +199,7 @@ SPARK_SINK: Final = (
     Mutant(
         "stopped-partitions-get-rows-of-any",
         PLACED,
-        "tfmq/spark/outgoing.py",
+        "tfmq/spark/sink_task.py",
         "[each.number for each in topic.partitions if each.writable]",
         "[each.number for each in topic.partitions]",
         [OUTGOING],
@@ -207,7 +207,7 @@ SPARK_SINK: Final = (
     Mutant(
         "row-without-a-topic",
         TOLD,
-        "tfmq/spark/outgoing.py",
+        "tfmq/spark/sink_task.py",
         "        if column.null_count:\n",
         "        if column.null_count > len(column):\n",
         [OUTGOING],
@@ -215,7 +215,7 @@ SPARK_SINK: Final = (
     Mutant(
         "records-larger-than-told",
         LARGE,
-        "tfmq/spark/outgoing.py",
+        "tfmq/spark/sink_task.py",
         "            sizes += pc.binary_length(column).fill_null(0).to_numpy()\n",
         "            sizes = np.maximum(sizes, pc.binary_length(column).fill_null(0).to_numpy())\n",
         [OUTGOING],
@@ -223,7 +223,7 @@ SPARK_SINK: Final = (
     Mutant(
         "wide-columns-stay-wide",
         PLACED,
-        "tfmq/spark/outgoing.py",
+        "tfmq/spark/sink_task.py",
         "    if not any(each in wide for each in rows.schema.types):\n",
         "    if rows.schema.names:\n",
         [OUTGOING],
@@ -232,7 +232,7 @@ SPARK_SINK: Final = (
     Mutant(
         "version-of-its-own-choice",
         COUNTED,
-        "tfmq/spark/sink_settings.py",
+        "tfmq/spark/settings.py",
         '    return group_name("batch", name, topic), found["txnVersion"]\n',
         '    return group_name("batch", name, topic), 0\n',
         [SETTINGS],
@@ -240,7 +240,7 @@ SPARK_SINK: Final = (
     Mutant(
         "queries-and-applications-share-groups",
         COUNTED,
-        "tfmq/spark/sink_settings.py",
+        "tfmq/spark/settings.py",
         '    group = f"{GROUP_PREFIX}{kind}-{name}"\n',
         '    group = f"{GROUP_PREFIX}{name}"\n',
         [SETTINGS],
@@ -248,7 +248,7 @@ SPARK_SINK: Final = (
     Mutant(
         "topics-of-an-application-share-a-group",
         COUNTED,
-        "tfmq/spark/sink_settings.py",
+        "tfmq/spark/settings.py",
         "    if not topic:\n        return group\n",
         "    if topic:\n        return group\n",
         [SETTINGS],
@@ -256,7 +256,7 @@ SPARK_SINK: Final = (
     Mutant(
         "topic-of-a-query-is-not-in-its-group",
         COUNTED,
-        "tfmq/spark/stream_sink.py",
+        "tfmq/spark/sinks.py",
         'group_name("stream", query, self.settings.topic)',
         'group_name("stream", query)',
         ["tests/spark/test_stream_sink.py::test_a_copy_of_a_checkpoint_with_another_topic_loses_nothing"],
@@ -264,7 +264,7 @@ SPARK_SINK: Final = (
     Mutant(
         "unknown-columns-are-dropped",
         TOLD,
-        "tfmq/spark/sink_columns.py",
+        "tfmq/spark/schema.py",
         "        if field.name in LEFT_OUT:\n",
         "        if field.name in LEFT_OUT or field.name not in TAKEN:\n",
         [COLUMNS],
@@ -273,23 +273,33 @@ SPARK_SINK: Final = (
     Mutant(
         "stream-overwrites",
         TOLD,
-        "tfmq/spark/stream_sink.py",
-        "    if overwrite:\n",
-        "    if overwrite and not schema.fields:\n",
+        "tfmq/spark/sinks.py",
+        ("    settings = sink_settings(options, streaming=True)\n    if overwrite:\n"),
+        ("    settings = sink_settings(options, streaming=True)\n    if overwrite and not schema.fields:\n"),
         [STREAM_SINK],
     ),
     Mutant(
         "one-run-for-all-attempts",
         ONCE,
-        "tfmq/spark/stream_sink.py",
-        "        self.run = uuid.uuid4().hex\n",
-        '        self.run = "run"\n',
+        "tfmq/spark/sinks.py",
+        (
+            "        self.settings = settings\n"
+            "        self.run = uuid.uuid4().hex\n"
+            '        """Names this attempt at a batch. Those that commit and abort take '
+            'theirs from the tasks\' messages."""\n'
+        ),
+        (
+            "        self.settings = settings\n"
+            '        self.run = "run"\n'
+            '        """Names this attempt at a batch. Those that commit and abort take '
+            'theirs from the tasks\' messages."""\n'
+        ),
         [STREAM_SINK],
     ),
     Mutant(
         "one-sequence-for-all-batches",
         ONCE,
-        "tfmq/spark/stream_sink.py",
+        "tfmq/spark/sinks.py",
         "    return query, int(batch)\n",
         "    return query, 0\n",
         [STREAM_SINK],
@@ -297,15 +307,15 @@ SPARK_SINK: Final = (
     Mutant(
         "stream-without-other-totals",
         COUNTED,
-        "tfmq/spark/stream_sink.py",
-        "client.commit(verdict, other_total=self.settings.other_total)",
-        "client.commit(verdict)",
+        "tfmq/spark/sinks.py",
+        ("        ):\n            reply = client.commit(verdict, other_total=self.settings.other_total)\n"),
+        ("        ):\n            reply = client.commit(verdict)\n"),
         [STREAM_SINK],
     ),
     Mutant(
         "single-writes-stay-for-ever",
         NOTHING_LEFT,
-        "tfmq/spark/batch_sink.py",
+        "tfmq/spark/sinks.py",
         "            if not self.once:\n                self._forget(client)\n",
         "",
         [BATCH_SINK],
@@ -313,7 +323,7 @@ SPARK_SINK: Final = (
     Mutant(
         "aborted-writes-are-forgotten-at-once",
         NOTHING_LEFT,
-        "tfmq/spark/task_writing.py",
+        "tfmq/spark/sink_task.py",
         "            client.abort(*member)\n",
         "            client.abort(*member)\n            client.forget(member.group)\n",
         [f"{BATCH_SINK}::test_a_task_that_comes_behind_the_abort_leaves_nothing"],
@@ -321,7 +331,7 @@ SPARK_SINK: Final = (
     Mutant(
         "a-sinks-task-does-not-wait-for-a-broker-that-stops",
         "a broker that stops and comes back is waited for",
-        "tfmq/spark/group_commit.py",
+        "tfmq/spark/sink_task.py",
         "create=True, patient=True,",
         "create=True,",
         [STOPPING],
@@ -329,15 +339,15 @@ SPARK_SINK: Final = (
     Mutant(
         "batch-overwrites",
         TOLD,
-        "tfmq/spark/batch_sink.py",
-        "    if overwrite:\n",
-        "    if overwrite and not schema.fields:\n",
+        "tfmq/spark/sinks.py",
+        ("    settings = sink_settings(options, streaming=False)\n    if overwrite:\n"),
+        ("    settings = sink_settings(options, streaming=False)\n    if overwrite and not schema.fields:\n"),
         [BATCH_SINK],
     ),
     Mutant(
         "tasks-wait-for-a-broker-that-is-not-there",
         TOLD,
-        "tfmq/spark/batch_sink.py",
+        "tfmq/spark/sinks.py",
         "patience_seconds=PATIENCE_SECONDS) as client:\n        client.connect()",
         "patience_seconds=PATIENCE_SECONDS):\n        pass",
         [BATCH_SINK],

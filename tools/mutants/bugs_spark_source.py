@@ -26,7 +26,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "a-query-that-has-begun-gives-up-soon",
         "a query that has begun waits for its broker from the first question on",
-        "tfmq/spark/wire_logs.py",
+        "tfmq/spark/wire_reader.py",
         "        if patient:\n",
         "        if patient and timeout < 0:\n",
         [f"{STOPPING}::test_a_query_that_has_begun_waits_for_its_broker_from_its_first_question_on"],
@@ -34,7 +34,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "added-partition-from-its-end",
         "partitions that are added while a query runs are read from their beginning",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "        begin = 0 if start is None else start.offset\n",
         "        begin = bounds.end if start is None else start.offset\n",
         [PLANNING],
@@ -42,7 +42,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "retention-in-silence",
         "what retention took before it was read stops the query, or is said",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "        if begin < bounds.first:\n",
         "        if begin < bounds.first and start is None:\n            return bounds.first\n"
         "        if begin < bounds.first - (1 << 40):\n",
@@ -51,7 +51,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "new-topic-read-as-the-old-one",
         "a topic that was made anew is not read as the old one",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "        if start is not None and start.of_another(log.incarnation, self._logs.node()):\n",
         "        if start is not None and start.of_another(start.incarnation, self._logs.node()):\n",
         [PLANNING],
@@ -59,7 +59,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "another-brokers-checkpoint",
         "a checkpoint that is used with another broker is told",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "        if start is not None and start.of_another(log.incarnation, self._logs.node()):\n",
         "        if start is not None and start.of_another(log.incarnation, start.broker):\n",
         [PLANNING],
@@ -67,7 +67,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "planned-batch-of-a-deleted-topic",
         "a topic that is gone when a planned batch is read again is a loss",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "                self._losses.lost(_deleted(key[0]))\n                continue\n",
         "                continue\n",
         [PLANNING],
@@ -75,7 +75,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "deleted-topic-in-silence",
         "a topic that is gone stops the query, or is left out with a word",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "            else:\n                self._losses.lost(_deleted(topic))\n",
         "            elif self._losses.fail is None:\n                self._losses.lost(_deleted(topic))\n",
         [PLANNING],
@@ -83,7 +83,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "cut-end-in-silence",
         "an end below what was read is a loss",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "        if begin > bounds.end and not self._settings.address.path:\n",
         "        if begin > bounds.end + 60 and not self._settings.address.path:\n",
         [PLANNING],
@@ -91,7 +91,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "available-now-goes-on",
         "with AvailableNow a query ends with what was there",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "    return bounds._replace(end=aim.end, end_ordinal=aim.end_ordinal)\n",
         "    return bounds\n",
         [PLANNING],
@@ -99,7 +99,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "available-now-reads-new-partitions",
         "with AvailableNow a query ends with what was there",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "            found[key] = Standing(log, _cut(bounds, aim.bounds))\n",
         "            found[key] = Standing(log, _cut(bounds, aim.bounds))\n"
         "        elif aim is None:\n            found[key] = Standing(log, bounds)\n",
@@ -108,7 +108,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "limit-of-bytes-before-the-message",
         "a message larger than the limit does not stop a query",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "self._message_from(survey[key].log, begins[key], begins[key] + size, ends[key])",
         "self._message_from(survey[key].log, begins[key], begins[key] + size - 1, ends[key])",
         [PLANNING],
@@ -116,7 +116,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "stuck-before-a-gap",
         "a limit does not hold a query up before lost messages that are more",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "if found[key] <= begins[key]:",
         "if found[key] < begins[key]:",
         [GAPS],
@@ -124,7 +124,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "limit-of-bytes-in-damage",
         "a limit of bytes that ends in damage ends the micro-batch there",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "found = error.first if error.first > begin else error.next",
         "raise error",
         [GAPS],
@@ -132,7 +132,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "made-anew-while-a-query-ends",
         "with Trigger.AvailableNow a topic that was made anew is told, too",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "self._begin(key, start[key], there[key])  # made anew",
         "pass  # made anew",
         [PLANNING],
@@ -140,7 +140,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "shares-beyond-the-limit",
         "a micro-batch has at most maxOffsetsPerTrigger messages",
-        "tfmq/spark/shares.py",
+        "tfmq/spark/planner.py",
         "    if limit <= len(names):\n",
         "    if limit < 1:\n",
         ["tests/spark/test_shares.py"],
@@ -148,7 +148,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "the-same-partition-every-turn",
         "a limit below the number of partitions reaches all of them in turn",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "            self._turn += 1\n",
         "",
         [PLANNING],
@@ -156,7 +156,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "waits-for-ever",
         "minOffsetsPerTrigger waits at most for maxTriggerDelay",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "self._target is not None or self._now() - self._begun >= delay:",
         "self._target is not None:",
         [PLANNING],
@@ -164,7 +164,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "sticks-at-hidden-numbers",
         "a query does not stick where damage hides the numbers of messages",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "                found[key] = int(begins[key] < each.bounds.end)\n",
         "                found[key] = 0\n",
         [PLANNING],
@@ -172,7 +172,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "a-loss-is-said-nowhere",
         "with failOnDataLoss=false a loss is in the log",
-        "tfmq/spark/sentences.py",
+        "tfmq/spark/errors.py",
         '            log.warning(\n                "%s The query goes on',
         '            log.debug(\n                "%s The query goes on',
         ["tests/spark/test_sentences.py", PLANNING],
@@ -180,7 +180,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "frames-of-ours",
         "errors are a sentence without a traceback of tfmq",
-        "tfmq/spark/sentences.py",
+        "tfmq/spark/errors.py",
         '        os.environ["SPARK_HIDE_TRACEBACK"] = "1"\n',
         "        pass\n",
         ["tests/spark/test_sentences.py"],
@@ -204,7 +204,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "offset-inside-a-message",
         "an offset of a user that begins no message is refused",
-        "tfmq/spark/places.py",
+        "tfmq/spark/offsets.py",
         "        if found != offset:\n",
         "        if found < offset:\n",
         [PLACES],
@@ -212,9 +212,9 @@ SPARK_SOURCE: Final = (
     Mutant(
         "partition-not-named",
         "offsets of a user name every partition that is read",
-        "tfmq/spark/places.py",
-        "        if missing:\n",
-        "        if len(missing) > 1:\n",
+        "tfmq/spark/offsets.py",
+        ("        missing = survey.keys() - self.each.keys()\n        if missing:\n"),
+        ("        missing = survey.keys() - self.each.keys()\n        if len(missing) > 1:\n"),
         [PLACES],
     ),
     Mutant(
@@ -228,7 +228,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "beside-a-live-member",
         "a query does not begin beside a live member of its group",
-        "tfmq/spark/group_progress.py",
+        "tfmq/spark/stream_reader.py",
         "        if members:\n",
         "        if len(members) > 1:\n",
         ["tests/spark/test_group_progress.py"],
@@ -244,7 +244,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "an-idle-query-never-rests",
         "an idle query is at work for a quarter of its time at most",
-        "tfmq/spark/pace.py",
+        "tfmq/spark/stream_reader.py",
         "        if self._rest > 0:\n",
         "        if self._rest > REST_SECONDS_MAX:\n",
         ["tests/spark/test_pace.py"],
@@ -252,7 +252,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "good-rows-of-a-damaged-chunk",
         "what is whole before damage is read",
-        "tfmq/spark/tasks.py",
+        "tfmq/spark/batch_reader.py",
         "        if size > 0 and error.first > begin:\n",
         "        if size < 0:\n",
         [TASKS],
@@ -260,7 +260,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "unreadable-attributes-cost-nothing-to-tell",
         "a key that nobody can read is no null in silence",
-        "tfmq/spark/tasks.py",
+        "tfmq/spark/batch_reader.py",
         '        losses.lost(DecodeFailed(str(error), **error.details), "with neither key nor tag")\n',
         "",
         [TASKS],
@@ -268,7 +268,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "rows-again-behind-a-loss",
         "no message is read twice where a query goes on behind a loss",
-        "tfmq/spark/tasks.py",
+        "tfmq/spark/batch_reader.py",
         "                    begin = max(begin, _next(chunk))\n",
         "",
         [TASKS],
@@ -276,7 +276,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "open-end-of-a-range",
         "a batch ends where it is told",
-        "tfmq/spark/planning.py",
+        "tfmq/spark/planner.py",
         "                Range(survey[key].log, start[key].offset, end[key].offset)\n",
         "                Range(survey[key].log, start[key].offset, survey[key].bounds.end)\n",
         [PLANNING, "tests/spark/test_batch_reader.py"],

@@ -21,7 +21,7 @@ SPARK_TRIALS: Final = (
     Mutant(
         "each-attempt-is-another-group",
         ONCE,
-        "tfmq/spark/stream_sink.py",
+        "tfmq/spark/sinks.py",
         'CommitMember(group_name("stream", query, self.settings.topic), batch, self.run)',
         'CommitMember(group_name("stream", query + self.run, self.settings.topic), batch, self.run)',
         [f"{TRIALS}::test_a_driver_that_is_killed_around_its_commit_goes_on_from_its_checkpoint"],
@@ -29,7 +29,7 @@ SPARK_TRIALS: Final = (
     Mutant(
         "commit-names-half-of-the-members",
         ONCE,
-        "tfmq/spark/task_writing.py",
+        "tfmq/spark/sink_task.py",
         "    members = [TransactionName(*name) for each in told for name in each.transactions]\n",
         "    members = [TransactionName(*name) for each in told[:2] for name in each.transactions]\n",
         [f"{TRIALS}::test_a_task_that_fails_once_is_done_again"],

@@ -8,9 +8,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from tfmq.spark.sink_settings import sink_settings
+from tfmq.spark.settings import sink_settings
+from tfmq.spark.sinks import StreamSink
 from tfmq.spark.source import TfmqSource
-from tfmq.spark.stream_sink import StreamSink
 
 BATCH = 1
 """The micro-batch in which they lie, once."""

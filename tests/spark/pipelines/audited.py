@@ -9,17 +9,11 @@ from journal.log.readonly import open_log
 from journal.record.batch import Batch, Source
 from journal.record.format import make_log_id, make_record
 from tfmq.broker.catalog_state import TopicRow
-from tfmq.spark.pipelines.audit import chained, log_ids, missing
-from tfmq.spark.pipelines.audit_catalog import topics_of
-from tfmq.spark.pipelines.audit_chain import vanished
-from tfmq.spark.pipelines.audit_facts import joined, split
-from tfmq.spark.pipelines.audit_findings import Finding
+from tfmq.spark.pipelines.audit import Result, chained, conclude, log_ids, missing
+from tfmq.spark.pipelines.audit_check import PieceFound, check, joined, split, vanished
+from tfmq.spark.pipelines.audit_compare import Known, Standing, judge, located
 from tfmq.spark.pipelines.audit_journal import expected, plan_journal, read_file, spans_of
-from tfmq.spark.pipelines.audit_judging import Known, Standing, judge
-from tfmq.spark.pipelines.audit_locating import located
-from tfmq.spark.pipelines.audit_piece import PieceFound, check
-from tfmq.spark.pipelines.audit_plan import Plan, plan
-from tfmq.spark.pipelines.audit_result import Result, conclude
+from tfmq.spark.pipelines.audit_plan import Finding, Plan, plan, topics_of
 
 INCARNATION = 20
 SEGMENT_BYTES = 21_000

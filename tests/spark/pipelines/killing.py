@@ -18,13 +18,11 @@ from typing import Any, NamedTuple
 
 from tests.spark.pipelines.messages import archived
 from tfmq.admin import Admin
-from tfmq.spark.logs import Address
-from tfmq.spark.pipelines.progress import Progress
-from tfmq.spark.pipelines.replay_plan import Choice
-from tfmq.spark.pipelines.replaying import Replaying, Wish
-from tfmq.spark.pipelines.tasks import inline
+from tfmq.spark.log_reader import Address
+from tfmq.spark.pipelines.replay import Choice, Replaying, Wish
+from tfmq.spark.pipelines.spark_jobs import Progress, inline
 
-LOADED_LATE = ("tfmq.spark.wire_logs", "tfmq.spark.folder_logs")
+LOADED_LATE = ("tfmq.spark.wire_reader", "tfmq.spark.file_reader")
 NEVER = 0
 
 

@@ -13,12 +13,11 @@ import pyarrow.dataset
 import tfmq
 from tfmq.bounded_msgpack import unpack
 from tfmq.client.consumer.message import moment
-from tfmq.spark.logs import Address, open_logs
-from tfmq.spark.pipelines.archive_files import batches_of
-from tfmq.spark.pipelines.archiving import Archiving, Outcome, Wish
+from tfmq.spark.log_reader import Address, open_logs
+from tfmq.spark.pipelines.archive import Archiving, Outcome, Wish
 from tfmq.spark.pipelines.manifest import ArchiveFile, ArchiveFolder
-from tfmq.spark.pipelines.progress import Progress
-from tfmq.spark.pipelines.tasks import inline
+from tfmq.spark.pipelines.parquet_files import batches_of
+from tfmq.spark.pipelines.spark_jobs import Progress, inline
 
 Row = tuple[Any, ...]
 """(offset, append time, id, key, tag, attributes, value), of one partition."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tfmq.errors import BadRequest
-from tfmq.spark.logs import Address
-from tfmq.spark.pipelines.address import address_of
+from tfmq.spark.log_reader import Address
+from tfmq.spark.pipelines.command import address_of
 
 
 def test_a_broker_is_named_or_in_the_environment_or_here(monkeypatch: pytest.MonkeyPatch) -> None:

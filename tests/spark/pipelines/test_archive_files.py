@@ -8,10 +8,9 @@ import pytest
 
 from tests.spark.pipelines.test_hour_files import NINE, PIECE, batch
 from tfmq.errors import Damaged
-from tfmq.spark.pipelines import archive_files
-from tfmq.spark.pipelines.archive_files import batches_of
-from tfmq.spark.pipelines.hour_files import written
+from tfmq.spark.pipelines import parquet_files
 from tfmq.spark.pipelines.manifest import ArchiveFile
+from tfmq.spark.pipelines.parquet_files import batches_of, written
 
 ROWS = batch(range(1000, 1100), [NINE] * 100, [b"x" * 50] * 100)
 
@@ -24,7 +23,7 @@ def file(tmp_path: Path) -> ArchiveFile:
 def test_rows_come_back_as_they_were_written(
     tmp_path: Path, file: ArchiveFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_files, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(parquet_files, "BATCH_BYTES", 1000)
     batches = list(batches_of(tmp_path, file))
     assert len(batches) > 5
     assert [row for each in batches for row in each.to_pylist()] == ROWS.to_pylist()

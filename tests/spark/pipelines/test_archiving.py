@@ -18,13 +18,13 @@ from tests.spark.pipelines.messages import archived, by_listing, by_manifest, in
 from tfmq.admin import Admin
 from tfmq.cli.main import run as tfmq_command
 from tfmq.errors import BadRequest, Busy, Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
-from tfmq.spark.logs import Address, Bounds, PartitionLog, open_logs
-from tfmq.spark.pipelines import layout
-from tfmq.spark.pipelines.archiving import Archiving, readable_start
-from tfmq.spark.pipelines.durable import locked
-from tfmq.spark.pipelines.layout import Piece
+from tfmq.spark.log_reader import Address, open_logs
+from tfmq.spark.pipelines import archive_layout
+from tfmq.spark.pipelines.archive import Archiving, readable_start
+from tfmq.spark.pipelines.archive_layout import Piece, locked
 from tfmq.spark.pipelines.manifest import ArchiveFolder
-from tfmq.spark.pipelines.tasks import inline
+from tfmq.spark.pipelines.spark_jobs import inline
+from tfmq.spark.ranges import Bounds, PartitionLog
 from tools.rigs.live_server import LiveServer
 
 SMALL: dict[str, Any] = {"piece_bytes": 4 << 10, "step_bytes": 20 << 10}
@@ -115,7 +115,7 @@ def test_a_step_that_was_begun_is_made_again_as_it_was_planned(
     outcome = archived(folder, topic, wire(spark_server), piece_bytes=1 << 20, step_bytes=1 << 20)
     assert outcome.resumed and outcome.messages == 90
     assert plan is not None and ArchiveFolder.opened(folder).manifest(topic, 1).plan == plan
-    assert begun - set(files_in(folder)) == {layout.plan_path(topic, 1)} and not half.exists()
+    assert begun - set(files_in(folder)) == {archive_layout.plan_path(topic, 1)} and not half.exists()
     rows = by_manifest(folder, topic)
     assert messages.as_sent(rows) == in_topic(spark_server.address, topic)
     assert by_listing(folder) == rows
@@ -173,7 +173,7 @@ def test_a_folder_of_data_is_archived_without_its_broker(
 def test_one_run_at_a_time(spark_server: LiveServer, topic: str, folder: Path) -> None:
     send(spark_server.address, topic, some(seeded(topic), 5))
     with (
-        locked(folder / layout.lock_path(topic), ""),
+        locked(folder / archive_layout.lock_path(topic), ""),
         pytest.raises(Busy, match=f"Another run archives {topic} into"),
     ):
         archived(folder, topic, wire(spark_server))
@@ -303,7 +303,7 @@ def test_what_retention_took_of_a_step_that_was_begun_is_told_or_noted(
         archived(folder, topic, wire(spark_server))
     outcome = archived(folder, topic, wire(spark_server), on_loss="skip")
     assert {gap.partition for gap in outcome.gaps} == {0, 1} and 0 < outcome.messages < 100
-    assert len(list((folder / layout.aside_folder(topic)).iterdir())) == 1
+    assert len(list((folder / archive_layout.aside_folder(topic)).iterdir())) == 1
     assert by_listing(folder) == by_manifest(folder, topic)
 
 
@@ -350,7 +350,7 @@ def test_a_lost_manifest_is_told_and_nothing_comes_twice(
         send(spark_server.address, topic, some(seeded(topic), 10))
         archived(folder, topic, wire(spark_server))
     before = by_listing(folder)
-    (folder / layout.manifest_path(topic, lost)).unlink()
+    (folder / archive_layout.manifest_path(topic, lost)).unlink()
     send(spark_server.address, topic, some(seeded(topic), 10))
     with pytest.raises(
         Damaged, match=f"no step that is done has it: _tfmq/{topic}/0000000{lost}.json was deleted"

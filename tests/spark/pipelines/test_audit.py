@@ -15,10 +15,10 @@ from tests.scale import SCALE, scaled
 from tests.spark.pipelines import broken
 from tests.spark.pipelines.audited import audit_here, batch, segments, told
 from tfmq.message import Message
-from tfmq.spark.pipelines import audit_findings as kinds
+from tfmq.spark.pipelines import audit_plan as kinds
 from tfmq.spark.pipelines.audit import audit, command
 from tfmq.spark.pipelines.command import run
-from tfmq.spark.pipelines.progress import Progress
+from tfmq.spark.pipelines.spark_jobs import Progress
 from tools.rigs.live_server import LiveServer
 
 FULL_BYTES = 1_000_000_000

@@ -9,8 +9,7 @@ import tfmq
 from journal.disk import RealDisk
 from tests.spark.pipelines.audited import audit_here, told
 from tfmq.admin import Admin
-from tfmq.spark.pipelines.audit_catalog import topics_of
-from tfmq.spark.pipelines.audit_findings import FOLDER
+from tfmq.spark.pipelines.audit_plan import FOLDER, topics_of
 
 
 @pytest.fixture(scope="module")

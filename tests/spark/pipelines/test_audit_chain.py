@@ -12,9 +12,8 @@ from journal.disk import RealDisk
 from journal.log.readonly import open_log
 from journal.record.format import make_log_id
 from tests.spark.pipelines.audited import INCARNATION, audit_here, batch, compared, segments, told, write_log
-from tfmq.spark.pipelines.audit_findings import CUT, MISSING, ORDER, OVERLAP, UNREADABLE
-from tfmq.spark.pipelines.audit_piece import check
-from tfmq.spark.pipelines.audit_plan import plan
+from tfmq.spark.pipelines.audit_check import check
+from tfmq.spark.pipelines.audit_plan import CUT, MISSING, ORDER, OVERLAP, UNREADABLE, plan
 
 
 @pytest.fixture(scope="module")

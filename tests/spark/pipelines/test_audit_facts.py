@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfmq.spark.pipelines.audit_facts import APPEND, RUN, RUN_COUNT_MAX, Collector, facts_of, joined, split
+from tfmq.spark.pipelines.audit_check import APPEND, RUN, RUN_COUNT_MAX, Collector, facts_of, joined, split
 
 ROWS = st.lists(
     st.tuples(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from journal.disk import RealDisk
 from tests.spark.pipelines.audited import batch, write_log
-from tfmq.spark.pipelines.audit_facts import DECISION, FORBIDDEN, WANTED
+from tfmq.spark.pipelines.audit_check import DECISION, FORBIDDEN, WANTED
 from tfmq.spark.pipelines.audit_journal import (
     NUMBER_UNKNOWN,
     JournalFound,

@@ -5,9 +5,18 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfmq.spark.pipelines.audit_chain import Window
-from tfmq.spark.pipelines.audit_facts import APPEND, DECISION, FORBIDDEN, RUN, WANTED, Facts, facts_of, joined
-from tfmq.spark.pipelines.audit_judging import Known, Lack, Standing, Stray, judge
+from tfmq.spark.pipelines.audit_check import (
+    APPEND,
+    DECISION,
+    FORBIDDEN,
+    RUN,
+    WANTED,
+    Facts,
+    Window,
+    facts_of,
+    joined,
+)
+from tfmq.spark.pipelines.audit_compare import Known, Lack, Standing, Stray, judge
 
 FIRST = 50 << 24
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12), st.integers(0, 1)), max_size=8)

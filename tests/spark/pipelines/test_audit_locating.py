@@ -4,7 +4,7 @@ from pathlib import Path
 
 from journal.record.block_trailer import CONTROL_SIZE
 from tests.spark.pipelines.audited import audit_here, batch, told, write_log
-from tfmq.spark.pipelines.audit_findings import REPEATED
+from tfmq.spark.pipelines.audit_plan import REPEATED
 
 APPEND = 4000 + CONTROL_SIZE
 

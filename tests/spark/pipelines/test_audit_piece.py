@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from journal.record.batch import Source
 from journal.record.block_trailer import CONTROL_SIZE
 from tests.spark.pipelines.audited import audit_here, batch, segments, told, write_log
-from tfmq.spark.pipelines.audit_findings import BLOCK, ORDER, UNREADABLE
+from tfmq.spark.pipelines.audit_plan import BLOCK, ORDER, UNREADABLE
 
 TRANSACTION = 1
 

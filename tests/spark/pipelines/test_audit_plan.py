@@ -7,8 +7,7 @@ import pytest
 from journal.disk import RealDisk
 from tests.spark.pipelines.audited import audit_here, batch, segments, told, write_log
 from tfmq.errors import BadRequest
-from tfmq.spark.pipelines.audit_findings import MARK
-from tfmq.spark.pipelines.audit_plan import plan
+from tfmq.spark.pipelines.audit_plan import MARK, plan
 
 
 def written(data: Path) -> Path:

@@ -5,10 +5,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfmq.spark.pipelines.audit_facts import RUN, facts_of
+from tfmq.spark.pipelines.audit import Checked, grouped
+from tfmq.spark.pipelines.audit_check import RUN, facts_of
 from tfmq.spark.pipelines.audit_plan import AuditedLog, Piece
-from tfmq.spark.pipelines.audit_spark import Checked, grouped
-from tfmq.spark.pipelines.progress import Progress
+from tfmq.spark.pipelines.spark_jobs import Progress
 
 SIZE = 100
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfmq.errors import BadRequest, Busy
-from tfmq.spark.pipelines.durable import beside_of, locked, make_folder, make_named, put, sweep
+from tfmq.spark.pipelines.archive_layout import beside_of, locked, make_folder, make_named, put, sweep
 
 
 def test_what_is_put_replaces_what_was_there_and_leaves_nothing_else(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.scale import seeded
-from tfmq.spark.pipelines import hour_files
-from tfmq.spark.pipelines.hour_files import COLUMNS, written
-from tfmq.spark.pipelines.layout import HOUR_MS, Piece
+from tfmq.spark.pipelines import parquet_files
+from tfmq.spark.pipelines.archive_layout import HOUR_MS, Piece
+from tfmq.spark.pipelines.parquet_files import COLUMNS, written
 
 PIECE = Piece(3, 5, 5 << 24 | 3, 1000, 90000)
 NINE = 1_763_715_600_000  # 2025-11-21T09:00:00Z
@@ -64,12 +64,12 @@ def test_rows_go_into_the_file_of_their_hour_and_keep_their_order(tmp_path: Path
         assert (each.size_bytes, each.crc) == (len(data), zlib.crc32(data))
 
 
-@pytest.mark.parametrize("compression", hour_files.COMPRESSIONS)
+@pytest.mark.parametrize("compression", parquet_files.COMPRESSIONS)
 def test_the_same_rows_give_the_same_bytes_however_they_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
 ) -> None:
-    monkeypatch.setattr(hour_files, "GROUP_ROWS", 11)
-    monkeypatch.setattr(hour_files, "GROUP_BYTES", 1500)
+    monkeypatch.setattr(parquet_files, "GROUP_ROWS", 11)
+    monkeypatch.setattr(parquet_files, "GROUP_BYTES", 1500)
     generator = seeded("hour files")
     count = 200
     values = [generator.randbytes(generator.choice((0, 5, 60, 2000))) for _ in range(count)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tfmq.spark.pipelines import layout
-from tfmq.spark.pipelines.layout import Piece, file_path, hour_of
+from tfmq.spark.pipelines import archive_layout
+from tfmq.spark.pipelines.archive_layout import Piece, file_path, hour_of
 
 PIECE = Piece(3, 5, 83886083, 4096, 8192)
 NINE = 1_763_715_600_000  # 2025-11-21T09:00:00Z
@@ -22,6 +22,11 @@ def test_hours_are_those_of_utc() -> None:
 
 
 def test_readers_of_parquet_pass_over_the_archives_own_files() -> None:
-    own = (layout.plan_path("t", 1), layout.manifest_path("t", 1), layout.lock_path("t"), layout.ARCHIVE_FILE)
+    own = (
+        archive_layout.plan_path("t", 1),
+        archive_layout.manifest_path("t", 1),
+        archive_layout.lock_path("t"),
+        archive_layout.ARCHIVE_FILE,
+    )
     assert all(path.startswith("_") for path in own)
-    assert layout.manifest_path("t", 7) == "_tfmq/t/00000007.json"
+    assert archive_layout.manifest_path("t", 7) == "_tfmq/t/00000007.json"

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from tfmq.cli import main as tfmq_command
 from tfmq.spark.pipelines import NAMES
+from tfmq.spark.pipelines.__main__ import pipelines
 from tfmq.spark.pipelines.command import PROGRAM, run
-from tfmq.spark.pipelines.listing import pipelines
 
 
 def listed(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,8 +8,8 @@ import pytest
 
 from tests import paths
 from tfmq.errors import BadRequest, Damaged, NotSupported
-from tfmq.spark.pipelines import layout, manifest
-from tfmq.spark.pipelines.layout import Piece
+from tfmq.spark.pipelines import archive_layout, manifest
+from tfmq.spark.pipelines.archive_layout import Piece
 from tfmq.spark.pipelines.manifest import ArchiveFile, ArchiveFolder, Gap, Manifest, Plan, packed, unpacked
 
 ROOT = paths.ROOT
@@ -50,7 +50,7 @@ def test_a_folder_of_somebody_else_is_not_taken(tmp_path: Path) -> None:
 
 def test_every_flipped_bit_of_a_manifest_is_told_with_its_name(archive: ArchiveFolder) -> None:
     archive.finish(DONE)
-    path = archive.folder / layout.manifest_path("orders", 1)
+    path = archive.folder / archive_layout.manifest_path("orders", 1)
     whole = path.read_bytes()
     seen = 0
     for position in range(0, len(whole), 7):
@@ -69,7 +69,7 @@ def test_every_flipped_bit_of_a_manifest_is_told_with_its_name(archive: ArchiveF
 def test_a_missing_step_is_told_with_its_name(archive: ArchiveFolder) -> None:
     for step in (1, 2, 3):
         archive.finish(DONE._replace(plan=PLAN._replace(step=step)))
-    (archive.folder / layout.manifest_path("orders", 2)).unlink()
+    (archive.folder / archive_layout.manifest_path("orders", 2)).unlink()
     with pytest.raises(Damaged, match=r"misses _tfmq/orders/00000002\.json, though step 3 is there"):
         archive.steps("orders")
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.scale import seeded
 from tfmq.errors import LogTruncated, OffsetOutOfRange
-from tfmq.spark.pipelines.layout import Piece
+from tfmq.spark.pipelines.archive import cut, ends_behind, surveyed
+from tfmq.spark.pipelines.archive_layout import Piece
 from tfmq.spark.pipelines.manifest import Gap
-from tfmq.spark.pipelines.planning import cut, ends_behind, surveyed
 from tfmq.spark.ranges import Bounds, PartitionLog, Range, pieces, targets
 
 RECORD = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfmq.cli.output import Output
-from tfmq.spark.pipelines.progress import Progress, shown
+from tfmq.spark.pipelines.spark_jobs import Progress, shown
 
 MIB = 1 << 20
 
@@ -69,7 +69,7 @@ def test_a_line_that_says_nothing_new_does_not_come() -> None:
 def test_where_nobody_looks_nothing_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfmq.spark.pipelines.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("tfmq.spark.pipelines.spark_jobs.LINE_SECONDS", 0.0)
     for output, said in (
         (Output(None, True, False), False),
         (Output(None, False, True), False),

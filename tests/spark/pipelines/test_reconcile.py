@@ -15,8 +15,7 @@ from tfmq.dead_letters.admin import Desk
 from tfmq.dead_letters.model import Selection
 from tfmq.dead_letters.redrive import Wish
 from tfmq.spark.pipelines.command import Job, run
-from tfmq.spark.pipelines.reconcile import reconcile, tell
-from tfmq.spark.pipelines.reconcile_rows import NOTE, Balance, Fault
+from tfmq.spark.pipelines.reconcile import NOTE, Balance, Fault, reconcile, tell
 from tools.rigs.live_server import LiveServer
 
 MESSAGES = 40 + scaled(4000)

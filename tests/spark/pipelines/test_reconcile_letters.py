@@ -1,8 +1,8 @@
 """Claims of letters, sorted by partition; what stands where they point is asked in test_reconcile.py."""
 
 from tests.spark.pipelines.test_reconcile_rows import letter
-from tfmq.spark.logs import Address
-from tfmq.spark.pipelines.reconcile_letters import LETTERS_AT_ONCE, inquiries
+from tfmq.spark.log_reader import Address
+from tfmq.spark.pipelines.reconcile import LETTERS_AT_ONCE, inquiries
 from tfmq.spark.ranges import PartitionLog
 
 ADDRESS = Address("127.0.0.1:1")

@@ -3,7 +3,7 @@
 import pytest
 
 from tfmq.dead_letters.model import DEAD, HANDLED, REDRIVEN, WAITING
-from tfmq.spark.pipelines.reconcile_rows import NOTE, WRONG, Balance, Kept, Row, Standing, balance
+from tfmq.spark.pipelines.reconcile import NOTE, WRONG, Balance, Kept, Row, Standing, balance
 
 TOPICS = {20: "orders"}
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.scale import FRACTION, SCALE, scaled, seeded
 from tests.spark.pipelines.messages import archived, content, count_of, in_topic, require_same, send, some
-from tfmq.spark.logs import Address
+from tfmq.spark.log_reader import Address
 from tfmq.spark.pipelines.command import run
 from tfmq.spark.pipelines.replay import replay
 from tools.rigs import spark_session

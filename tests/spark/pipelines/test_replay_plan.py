@@ -8,7 +8,7 @@ import pytest
 
 from tests.scale import seeded
 from tfmq.spark.pipelines.manifest import ArchiveFile, Manifest, Plan
-from tfmq.spark.pipelines.replay_plan import Choice, Step, replay_name, steps
+from tfmq.spark.pipelines.replay import Choice, Step, replay_name, steps
 
 
 def file(partition: int, first: int, size: int, incarnation: int = 5, hour: int = 0) -> ArchiveFile:

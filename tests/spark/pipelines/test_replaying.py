@@ -27,17 +27,14 @@ from tfmq.admin import Admin
 from tfmq.errors import BadRequest, Damaged, UnknownTopic
 from tfmq.message import Message
 from tfmq.protocol.commands import CommitMember
-from tfmq.spark.group_commit import GroupClient
-from tfmq.spark.logs import Address
-from tfmq.spark.pipelines import replaying
-from tfmq.spark.pipelines.archive_files import batches_of
+from tfmq.spark.log_reader import Address
+from tfmq.spark.pipelines import replay
 from tfmq.spark.pipelines.manifest import ArchiveFolder
-from tfmq.spark.pipelines.progress import Progress
-from tfmq.spark.pipelines.replay_plan import Choice
-from tfmq.spark.pipelines.replaying import Outcome, Replaying, Wish
-from tfmq.spark.pipelines.tasks import inline
-from tfmq.spark.sink_settings import SinkSettings
-from tfmq.spark.task_writing import verdict_of, write_rows
+from tfmq.spark.pipelines.parquet_files import batches_of
+from tfmq.spark.pipelines.replay import Choice, Outcome, Replaying, Wish
+from tfmq.spark.pipelines.spark_jobs import Progress, inline
+from tfmq.spark.settings import SinkSettings
+from tfmq.spark.sink_task import GroupClient, verdict_of, write_rows
 from tools.rigs.live_server import LiveServer
 
 STEPS: dict[str, Any] = {"piece_bytes": 3 << 10, "step_bytes": 9 << 10}
@@ -236,7 +233,7 @@ def test_a_run_that_fails_at_a_step_is_gone_on_with(
             raise Stopped
         return found
 
-    class Losing(replaying.GroupClient):
+    class Losing(replay.GroupClient):
         """The answer to the third commit is lost."""
 
         def commit(self, verdict: Any, *, other_total: bool = False) -> Any:
@@ -248,7 +245,7 @@ def test_a_run_that_fails_at_a_step_is_gone_on_with(
     to = f"{topic[:100]}-{len(when)}"
     with monkeypatch.context() as patched, pytest.raises(Stopped):
         if when == "behind the commit":
-            patched.setattr(replaying, "GroupClient", Losing)
+            patched.setattr(replay, "GroupClient", Losing)
         replayed(spark_server, folder, topic, to, failing if when != "behind the commit" else inline)
     outcome = replayed(spark_server, folder, topic, to)
     assert outcome.before == (3 if when == "behind the commit" else 2)

@@ -5,10 +5,10 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfmq.spark.pipelines.report_figures import (
+from tfmq.spark.pipelines.report_render import (
     BINS_PER_DOUBLING,
     MOMENTS_MAX,
-    Moment,
+    RateSample,
     Spread,
     TopicFigures,
     spread_of,
@@ -61,7 +61,7 @@ def test_a_plot_has_enough_points_and_not_too_many(span: int) -> None:
 
 
 def test_a_row_has_rates_and_all_that_was_counted() -> None:
-    moments = (Moment(1000, 10, 50, 5000), Moment(1030, 10, 100, 9000))
+    moments = (RateSample(1000, 10, 50, 5000), RateSample(1030, 10, 100, 9000))
     figures = TopicFigures(
         "orders", {0: 90, 1: 60}, moments, binned([100] * 150), binned([3] * 149), unborn=1
     )

@@ -9,8 +9,8 @@ from tests.spark.pipelines.test_report_plot import EMPTY, FULL
 from tfmq.dead_letters.sql_store import SqlStore
 from tfmq.dead_letters.store import Address as StoreAddress
 from tfmq.errors import TfmqError
-from tfmq.spark.logs import Address
-from tfmq.spark.pipelines.report_groups import lags, together, with_letters
+from tfmq.spark.log_reader import Address
+from tfmq.spark.pipelines.report import lags, together, with_letters
 
 
 def test_letters_are_counted_by_topic_state_and_calls(tmp_path: Path) -> None:

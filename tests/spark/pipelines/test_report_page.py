@@ -3,9 +3,7 @@
 from html.parser import HTMLParser
 
 from tests.spark.pipelines.test_report_plot import EMPTY, FULL
-from tfmq.spark.pipelines.report_figures import GroupLag, Spread
-from tfmq.spark.pipelines.report_page import page
-from tfmq.spark.pipelines.report_plot import picture
+from tfmq.spark.pipelines.report_render import GroupLag, Spread, page, picture
 
 
 class Reader(HTMLParser):

@@ -6,13 +6,22 @@ import numpy as np
 import pytest
 
 from tests.spark.pipelines.test_report_figures import binned
-from tfmq.spark.pipelines.report_figures import GroupLag, Moment, Spread, TopicFigures
-from tfmq.spark.pipelines.report_plot import DPI, SIZE_INCHES, columns, picture, pictures
+from tfmq.spark.pipelines.report_render import (
+    DPI,
+    SIZE_INCHES,
+    GroupLag,
+    RateSample,
+    Spread,
+    TopicFigures,
+    columns,
+    picture,
+    pictures,
+)
 
 FULL = TopicFigures(
     "orders",
     {0: 90, 1: 60},
-    tuple(Moment(1_763_700_000 + 10 * n, 10, 50 + n % 7, 5000) for n in range(0, 60, 2)),
+    tuple(RateSample(1_763_700_000 + 10 * n, 10, 50 + n % 7, 5000) for n in range(0, 60, 2)),
     binned([100, 120, 130, 5000, 0]),
     binned([0, 1, 1, 2, 300]),
     groups=(GroupLag("billing", 30, 400.0), GroupLag("search", 0, 0.0)),

@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.scale import seeded
 from tfmq.message import decode_attribute, encode_attribute
-from tfmq.spark.pipelines.report_query import bins_of, figures_of
+from tfmq.spark.pipelines.report import bins_of, figures_of
 
 NOW = 1_763_700_000_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfmq.spark.pipelines.sizes import size_bytes
+from tfmq.spark.pipelines.command import size_bytes
 
 
 def test_sizes_have_units_of_1024() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfmq.errors import OffsetOutOfRange, TfmqError
-from tfmq.spark.pipelines.spark_errors import error_in, reason_in
+from tfmq.spark.pipelines.spark_jobs import error_in, reason_in
 
 TEXT = """An error occurred while calling o123.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure

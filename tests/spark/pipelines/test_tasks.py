@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tfmq.errors import Damaged, OffsetOutOfRange, StoreFailed
-from tfmq.spark.pipelines.progress import Progress
-from tfmq.spark.pipelines.tasks import Done, SparkTasks, attempted, inline, run_tasks
+from tfmq.spark.pipelines.spark_jobs import Done, Progress, SparkTasks, attempted, inline, run_tasks
 
 
 def doubled(item: int) -> Done[int]:

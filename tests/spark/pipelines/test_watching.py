@@ -3,8 +3,7 @@
 import threading
 from typing import Any
 
-from tfmq.spark.pipelines.progress import Progress
-from tfmq.spark.pipelines.watching import watched
+from tfmq.spark.pipelines.spark_jobs import Progress, watched
 
 
 def test_a_progress_goes_on_with_the_tasks_and_ends_at_its_total(spark: Any) -> None:

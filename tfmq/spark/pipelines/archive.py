@@ -2,25 +2,382 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple, Protocol
 
 import click
 
+from tfmq.arrow import Decoder
 from tfmq.cli.output import counted, did_you_mean, size_text
 from tfmq.cli.values import Moment
-from tfmq.errors import UnknownTopic
-from tfmq.spark.logs import Logs, open_logs
-from tfmq.spark.pipelines.address import address_of, address_options
-from tfmq.spark.pipelines.archiving import PIECE_BYTES, STEP_BYTES, Archiving, Outcome, Wish
-from tfmq.spark.pipelines.command import Job, check_topics, leave, pipeline_options
-from tfmq.spark.pipelines.hour_files import COMPRESSIONS
-from tfmq.spark.pipelines.planning import ON_LOSS
-from tfmq.spark.pipelines.sizes import Size
-from tfmq.spark.pipelines.tasks import SparkTasks
+from tfmq.errors import BadRequest, LogTruncated, OffsetOutOfRange, UnknownTopic
+from tfmq.spark.log_reader import Address, Logs, open_logs
+from tfmq.spark.pipelines import archive_layout
+from tfmq.spark.pipelines.archive_layout import Piece, locked, make_folder, settle, sweep
+from tfmq.spark.pipelines.command import (
+    Job,
+    Size,
+    address_of,
+    address_options,
+    check_topics,
+    leave,
+    pipeline_options,
+)
+from tfmq.spark.pipelines.manifest import ArchiveFile, ArchiveFolder, Gap, Manifest, Plan
+from tfmq.spark.pipelines.parquet_files import COLUMNS, COMPRESSIONS, written
+from tfmq.spark.pipelines.spark_jobs import Done, Progress, SparkTasks
+from tfmq.spark.ranges import Bounds, PartitionLog, Range
+
+# The course of an archive: step by step, what is new in a topic becomes Parquet files and a manifest of them.
+#
+# A step is planned first: which ranges of offsets, on the disk before any file is. The names of its files say the
+# ranges. So a step that is begun anew, after a kill at any point, makes the same files again, in place of those that
+# are there, and nobody who lists the folder ever sees a row twice. The manifest makes it done.
+
+PIECE_BYTES: Final = 64 << 20
+STEP_BYTES: Final = 4 << 30
+BEHIND_SECONDS: Final = 3.0
+"""A data folder says within 1 s of a force that it happened: so long a log may seem shorter than it was."""
+
+BUSY: Final = "Another run archives {topic} into {folder} at this moment: wait until it has ended."
+OTHER_NODE: Final = (
+    "The archive {folder} has {topic} from another broker (node {old}, this one is {new}): offsets of two brokers do"
+    " not go together. Archive it into a folder of its own."
+)
+
+
+class Wish(NamedTuple):
+    """What is to be archived, and how. `since_ms`: a partition that was never archived begins there."""
+
+    address: Address
+    folder: Path
+    node: str = ""
+    on_loss: str = "stop"
+    since_ms: int | None = None
+    compression: str = "zstd"
+    verify: str = "chunk"
+    piece_bytes: int = PIECE_BYTES
+    step_bytes: int = STEP_BYTES
+
+
+@dataclass
+class Outcome:
+    """What a run did for one topic; `resumed`: it began with a step that a run before had begun."""
+
+    topic: str
+    steps: int = 0
+    messages: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    resumed: bool = False
+    gaps: list[Gap] = field(default_factory=list)
+
+    def add(self, manifest: Manifest) -> None:
+        self.steps += 1
+        self.messages += manifest.rows
+        self.files += len(manifest.files)
+        self.size_bytes += manifest.size_bytes
+        self.gaps.extend(manifest.plan.gaps)
+
+    def row(self) -> dict[str, Any]:
+        """As JSON has it."""
+        gaps = [each._asdict() for each in self.gaps]
+        return {
+            "topic": self.topic,
+            "messages": self.messages,
+            "files": self.files,
+            "size_bytes": self.size_bytes,
+            "steps": self.steps,
+            "resumed": self.resumed,
+            "gaps": gaps,
+        }
+
+
+class Runner(Protocol):
+    """Runs the tasks of a step: `SparkTasks`, or `inline`."""
+
+    def __call__(
+        self,
+        work: Callable[[Piece], Done[list[ArchiveFile]]],
+        items: Sequence[Piece],
+        progress: Progress,
+        title: str,
+    ) -> list[list[ArchiveFile]]: ...
+
+
+def archive_piece(wish: Wish, topic: str, piece: Piece) -> Done[list[ArchiveFile]]:
+    """One task: read a piece, write its files."""
+    log = PartitionLog(topic, piece.partition, piece.incarnation, piece.log_id)
+    decoder = Decoder(topic, piece.partition, piece.log_id, COLUMNS, wish.verify, lenient=True)
+    with open_logs(wish.address) as logs:
+        start = readable_start(logs, log, piece)
+        chunks = logs.chunks(Range(log, start, piece.end)) if start < piece.end else iter(())
+        batches = (decoder.decode(each.data, each.offset, piece.start, piece.end) for each in chunks)
+        files = written(wish.folder, topic, piece, batches, wish.compression)
+    return Done(files, sum(each.rows for each in files), piece.end - piece.start)
+
+
+def readable_start(logs: Logs, log: PartitionLog, piece: Piece) -> int:
+    """Where its first record begins now: a repair since the plan may have put a filler where one began."""
+    start = logs.at_or_after(log, piece.start)
+    gone = logs.bounds(log).first > piece.start  # asked for last, so that no loss is passed over
+    return piece.start if gone else start
+
+
+class Archiving:
+    """One topic of one run."""
+
+    def __init__(self, wish: Wish, topic: str, logs: Logs, run: Runner) -> None:
+        self._wish, self._topic, self._logs, self._run = wish, topic, logs, run
+        self._archive = ArchiveFolder.made(wish.folder)
+        self.outcome = Outcome(topic)
+
+    def course(self, begin_progress: Callable[[int], Progress]) -> Outcome:
+        """All that is new at its beginning. `begin_progress` gets the bytes of log that there are to do.
+
+        Raises Busy, OffsetOutOfRange (gone, and the wish is to stop), LogTruncated, UnknownTopic, Damaged ...
+        """
+        busy = BUSY.format(topic=self._topic, folder=self._wish.folder)
+        with locked(self._wish.folder / archive_layout.lock_path(self._topic), busy):
+            self._archive_all(begin_progress)
+        return self.outcome
+
+    def _archive_all(self, begin_progress: Callable[[int], Progress]) -> None:
+        last = self._last()
+        sweep(self._wish.folder / archive_layout.house_folder(self._topic))
+        step, ends = (last.plan.step + 1, last.ends) if last is not None else (1, {})
+        begun = self._reconciled(self._archive.begun(self._topic, step))
+        behind = ends if begun is None else ends_behind(ends, begun.pieces, begun.gaps)
+        partitions, survey = self._survey(behind)
+        again = 0 if begun is None else sum(each.end - each.start for each in begun.pieces)
+        if begun is None:
+            self._archive.require_whole(self._topic, last)
+            if not survey.stretches:
+                return
+        progress = begin_progress(survey.size_bytes + again)
+        if begun is not None:
+            self.outcome.resumed = True
+            sweep(self._wish.folder / archive_layout.topic_folder(self._topic))
+            ends = self._step(begun, ends, progress)
+            step += 1
+        node = self._wish.node or (last.plan.node if last is not None else "")
+        gaps = survey.gaps
+        while survey.stretches:
+            pieces, survey = cut(self._logs, survey, self._wish.step_bytes, self._wish.piece_bytes)
+            plan = Plan(step, self._topic, partitions, node, tuple(pieces), gaps)
+            self._archive.begin(plan)
+            ends = self._step(plan, ends, progress)
+            step, gaps = step + 1, ()
+
+    def _last(self) -> Manifest | None:
+        """The last step that is done. Raises BadRequest if it is of another broker."""
+        steps = self._archive.steps(self._topic)
+        if not steps:
+            return None
+        last = self._archive.manifest(self._topic, steps[-1])
+        self._archive.tidy(self._topic, last.plan.step)
+        old, new = last.plan.node, self._wish.node
+        if old and new and old != new:
+            raise BadRequest(OTHER_NODE.format(folder=self._wish.folder, topic=self._topic, old=old, new=new))
+        return last
+
+    def _reconciled(self, plan: Plan | None) -> Plan | None:
+        """The plan of a step that a run before began, without what is gone since. Raises OffsetOutOfRange."""
+        if plan is None:
+            return None
+        kept, changed, gaps = reconciled(plan.pieces, self._found())
+        if not changed:
+            return plan
+        aside = self._wish.folder / archive_layout.aside_folder(self._topic)
+        if self._wish.on_loss == "stop":
+            first = changed[0]
+            raise OffsetOutOfRange(
+                LOST_ON_THE_WAY.format(
+                    topic=self._topic,
+                    start=first.start,
+                    end=first.end,
+                    partition=first.partition,
+                    aside=aside,
+                )
+            )
+        for each in changed:
+            for path in (self._wish.folder / archive_layout.topic_folder(self._topic)).rglob(
+                archive_layout.file_name(each)
+            ):
+                make_folder(aside)
+                settle(path, aside / f"{path.parent.parent.name}-{path.parent.name}-{path.name}")
+        changed_plan = plan._replace(pieces=tuple(kept), gaps=(*plan.gaps, *gaps))
+        self._archive.begin(changed_plan)
+        return changed_plan
+
+    def _found(self) -> list[tuple[PartitionLog, Bounds]]:
+        logs = self._logs.partitions(self._topic)
+        return list(zip(logs, self._logs.all_bounds(logs), strict=True))
+
+    def _survey(self, ends: dict[tuple[int, int], int]) -> tuple[int, Survey]:
+        """(number of partitions, what is new)."""
+        deadline = time.monotonic() + BEHIND_SECONDS
+        while True:
+            found = self._found()
+            try:
+                return len(found), surveyed(found, ends, self._wish.on_loss, self._first_start)
+            except LogTruncated:
+                if self._wish.address.path is None or time.monotonic() > deadline:
+                    raise
+                time.sleep(BEHIND_SECONDS / 10)
+
+    def _first_start(self, log: PartitionLog, bounds: Bounds) -> int:
+        if self._wish.since_ms is None:
+            return bounds.first
+        return self._logs.at_time(log, self._wish.since_ms)
+
+    def _step(
+        self, plan: Plan, ends: dict[tuple[int, int], int], progress: Progress
+    ) -> dict[tuple[int, int], int]:
+        """Do what is planned; where the next step goes on."""
+        work = partial(archive_piece, self._wish, self._topic)
+        files = flat(self._run(work, plan.pieces, progress, f"archive {self._topic}, step {plan.step}"))
+        after = ends_behind(ends, plan.pieces, plan.gaps)
+        manifest = Manifest(plan, tuple(files), after)
+        self._archive.finish(manifest)
+        self.outcome.add(manifest)
+        return after
+
+
+def flat(lists: Iterable[list[ArchiveFile]]) -> list[ArchiveFile]:
+    return [each for files in lists for each in files]
+
+
+# What the next step of an archive is to hold: for each partition a stretch from where the last step ended, cut into
+# pieces, one a task.
+
+ON_LOSS: Final = ("stop", "skip")
+
+LOST: Final = (
+    "Partition {partition} of {topic} was archived up to offset {end}, and the broker has it only from {first} on:"
+    " retention took what lies between, and it is in no archive. With --on-loss skip the archive notes the gap and"
+    " goes on."
+)
+LOST_ON_THE_WAY: Final = (
+    "A run that was stopped was to archive offsets {start} to {end} of partition {partition} of {topic}, and the broker"
+    " does not have all of them any more. With --on-loss skip the archive notes the gap and goes on; files that were"
+    " written of it are kept aside in {aside}."
+)
+BEHIND: Final = (
+    "Partition {partition} of {topic} was archived up to offset {archived}, and ends at {end}: this is another"
+    " broker's topic, or its data was set back to an older copy. Archive it into a folder of its own."
+)
+
+
+class Stretch(NamedTuple):
+    """What a run is to archive of one partition: the records that begin in [start, end)."""
+
+    log: PartitionLog
+    start: int
+    end: int
+
+
+class Survey(NamedTuple):
+    """What there is to do for one topic, fixed when the run begins: a run ends although the topic grows."""
+
+    stretches: tuple[Stretch, ...]
+    gaps: tuple[Gap, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.end - each.start for each in self.stretches)
+
+
+def surveyed(
+    found: Sequence[tuple[PartitionLog, Bounds]],
+    ends: dict[tuple[int, int], int],
+    on_loss: str,
+    first_start: Callable[[PartitionLog, Bounds], int],
+) -> Survey:
+    """What is new. `ends` as a manifest has them; `first_start`: where a partition begins that was never archived.
+
+    Raises OffsetOutOfRange (messages are gone, and `on_loss` is stop), LogTruncated (the log is shorter than what
+    was archived of it).
+    """
+    stretches, gaps = [], []
+    for log, bounds in found:
+        start = ends.get((log.incarnation, log.partition))
+        if start is None:
+            start = first_start(log, bounds)
+        elif start < bounds.first:
+            if on_loss == "stop":
+                raise OffsetOutOfRange(
+                    LOST.format(partition=log.partition, topic=log.topic, end=start, first=bounds.first),
+                    first=bounds.first,
+                    end=bounds.end,
+                )
+            gaps.append(Gap(log.partition, log.incarnation, start, bounds.first))
+            start = bounds.first
+        elif start > bounds.end:
+            raise LogTruncated(
+                BEHIND.format(partition=log.partition, topic=log.topic, archived=start, end=bounds.end),
+                cut=bounds.end,
+            )
+        if start < bounds.end:
+            stretches.append(Stretch(log, start, bounds.end))
+    return Survey(tuple(stretches), tuple(gaps))
+
+
+def cut(logs: Logs, survey: Survey, step_bytes: int, piece_bytes: int) -> tuple[list[Piece], Survey]:
+    """(the pieces of the next step, what is left behind it): about `step_bytes` of log, shared by the partitions."""
+    pieces: list[Piece] = []
+    left: list[Stretch] = []
+    share = max(1, step_bytes // max(1, len(survey.stretches)))
+    for stretch in survey.stretches:
+        end = stretch.end
+        if stretch.start + share < end:
+            end = min(end, logs.at_or_after(stretch.log, stretch.start + share))
+        for each in logs.split(Range(stretch.log, stretch.start, end), piece_bytes):
+            log = each.log
+            pieces.append(Piece(log.partition, log.incarnation, log.log_id, each.start, each.end))
+        if end < stretch.end:
+            left.append(stretch._replace(start=end))
+    return pieces, Survey(tuple(left), ())
+
+
+def reconciled(
+    pieces: Sequence[Piece], found: Sequence[tuple[PartitionLog, Bounds]]
+) -> tuple[list[Piece], list[Piece], list[Gap]]:
+    """What of a planned step can still be read: (pieces, those that were changed or dropped, the gaps for these).
+
+    Retention, or a topic that was made anew, may have taken some between two runs.
+    """
+    firsts = {(log.incarnation, log.partition): bounds.first for log, bounds in found}
+    kept, changed, gaps = [], [], []
+    for each in pieces:
+        first = min(firsts.get((each.incarnation, each.partition), each.end), each.end)
+        if first <= each.start:
+            kept.append(each)
+            continue
+        changed.append(each)
+        gaps.append(Gap(each.partition, each.incarnation, each.start, first))
+        if first < each.end:
+            kept.append(each._replace(start=first))
+    return kept, changed, gaps
+
+
+def ends_behind(
+    ends: dict[tuple[int, int], int], pieces: Sequence[Piece], gaps: Sequence[Gap]
+) -> dict[tuple[int, int], int]:
+    """Where the step behind these goes on."""
+    after = dict(ends)
+    reached = [(each.incarnation, each.partition, each.end) for each in pieces]
+    reached += [(each.incarnation, each.partition, each.end) for each in gaps]
+    for incarnation, partition, end in reached:
+        after[incarnation, partition] = max(after.get((incarnation, partition), 0), end)
+    return after
+
 
 EXAMPLES = """\b
 Examples:

@@ -7,29 +7,313 @@ docs/pipelines.md says what it finds. It reads files only; a broker may run mean
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from journal.disk import Disk, RealDisk
+from journal.record.format import split_id
 from tfmq.broker.catalog_state import TopicRow
-from tfmq.spark.pipelines.audit_catalog import missing_folders, topics_of
-from tfmq.spark.pipelines.audit_chain import Chain, chain, vanished
-from tfmq.spark.pipelines.audit_facts import Facts
-from tfmq.spark.pipelines.audit_findings import Finding
-from tfmq.spark.pipelines.audit_journal import JournalPlan, expected, plan_journal, spans_of
-from tfmq.spark.pipelines.audit_judging import Known, Standing
-from tfmq.spark.pipelines.audit_piece import PieceFound
-from tfmq.spark.pipelines.audit_plan import PIECE_BYTES, AuditedLog, check_folders, plan
-from tfmq.spark.pipelines.audit_result import Result, conclude
-from tfmq.spark.pipelines.audit_spark import Checked, read_journals
+from tfmq.cli.output import counted, size_text
+from tfmq.spark.pipelines.audit_check import (
+    Chain,
+    Facts,
+    PieceFound,
+    chain,
+    check,
+    facts_of,
+    joined,
+    split,
+    vanished,
+)
+from tfmq.spark.pipelines.audit_compare import (
+    Excess,
+    Known,
+    Lack,
+    Repeat,
+    Standing,
+    Stray,
+    Verdict,
+    judge,
+    located,
+)
+from tfmq.spark.pipelines.audit_journal import (
+    JournalFilePlan,
+    JournalFound,
+    JournalPlan,
+    expected,
+    plan_journal,
+    read_file,
+    spans_of,
+)
+from tfmq.spark.pipelines.audit_plan import (
+    NO_DECISION,
+    PIECE_BYTES,
+    REPEATED,
+    ROLLED_BACK,
+    TORN,
+    UNDECIDED,
+    AuditedLog,
+    Finding,
+    Piece,
+    check_folders,
+    missing_folders,
+    plan,
+    topics_of,
+)
 from tfmq.spark.pipelines.command import Job, leave, pipeline_options
-from tfmq.spark.pipelines.progress import Progress
+from tfmq.spark.pipelines.spark_jobs import Progress
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import RDD, Broadcast, SparkContext
+
+
+# What an audit says in the end: sums, findings in the order of folders and offsets, a sentence.
+
+
+class Result(NamedTuple):
+    """`bytes`, `blocks`, `messages` are sound; `tail_bytes` behind the forced marks are not whole (a broker writes
+    there, or a start cuts them off); `pending` messages are committed and on their way; `seconds` without Spark's
+    start. `untold`: findings beyond those that are listed."""
+
+    folders: list[str]
+    logs: int
+    segments: int
+    bytes: int
+    blocks: int
+    messages: int
+    tail_bytes: int
+    pending: int
+    untold: int
+    seconds: float
+    findings: list[Finding]
+
+    def row(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {**self._asdict(), "findings": [finding.row() for finding in self.findings]}
+
+    def sentence(self) -> str:
+        """For a person."""
+        rate = self.bytes / max(self.seconds, 1e-9)
+        said = (
+            f"{counted(len(self.folders), 'data folder')}, {counted(self.logs, 'log')},"
+            f" {counted(self.segments, 'segment')}: {counted(self.messages, 'record')} in {size_text(self.bytes)}"
+            f" are sound, in {self.seconds:.1f} s ({size_text(rate)}/s)"
+        )
+        if self.tail_bytes:
+            said += f"; {counted(self.tail_bytes, 'byte')} behind what was forced are left out"
+        if self.pending:
+            said += f"; {counted(self.pending, 'committed message')} on the way to their partitions"
+        found = len(self.findings) + self.untold
+        return f"{said}; {counted(found, 'finding') if found else 'nothing is wrong'}"
+
+
+def conclude(
+    folders: list[str],
+    logs: Sequence[AuditedLog],
+    chains: Sequence[Chain],
+    verdicts: Sequence[Verdict],
+    more: Iterable[Finding],
+    seconds: float,
+) -> Result:
+    """Everything together; `more`: findings that came from elsewhere."""
+    findings = [*more, *(finding for chain in chains for finding in chain.findings)]
+    for verdict in verdicts:
+        findings.extend(_repeated(logs, each) for each in verdict.repeats)
+        findings.extend(_torn(logs, each) for each in verdict.lacks)
+        findings.extend(_excess(logs, each) for each in verdict.excesses)
+        findings.extend(_stray(logs, each) for each in verdict.strays)
+    findings.sort(key=lambda each: (each.data, each.topic, each.partition, each.first, each.kind))
+    return Result(
+        folders=folders,
+        logs=len(logs),
+        segments=sum(len(log.segments) for log in logs),
+        bytes=sum(chain.bytes for chain in chains),
+        blocks=sum(chain.blocks for chain in chains),
+        messages=sum(chain.records for chain in chains),
+        tail_bytes=sum(chain.tail_bytes for chain in chains),
+        pending=sum(verdict.pending for verdict in verdicts),
+        untold=sum(verdict.untold for verdict in verdicts),
+        seconds=seconds,
+        findings=findings,
+    )
+
+
+def _base(log: AuditedLog, offset: int) -> int | None:
+    return next((each.base for each in reversed(log.segments) if each.base <= offset), None)
+
+
+def _ids(first_id: int, count: int) -> str:
+    producer, sequence = split_id(first_id)
+    last = f" to {sequence + count - 1}" if count > 1 else ""
+    return f"{sequence}{last} of producer {producer}"
+
+
+def _repeated(logs: Sequence[AuditedLog], found: Repeat) -> Finding:
+    log, other = logs[found.log], logs[found.other_log]
+    text = (
+        f"{counted(found.count, 'message')}, number {_ids(found.first_id, found.count)}, are also in {other.folder} at"
+        f" offsets {found.other_offset} to {found.other_next}"
+    )
+    return log.finding(REPEATED, _base(log, found.offset), found.offset, found.next, text)
+
+
+def _torn(logs: Sequence[AuditedLog], found: Lack) -> Finding:
+    text = (
+        f"transaction {found.epoch}, committed at place {found.place}: {counted(found.missing, 'message')} from number"
+        f" {_ids(found.first_id, 1)} on are not in this partition"
+    )
+    return logs[found.log].finding(TORN, None, 0, 0, text)
+
+
+def _excess(logs: Sequence[AuditedLog], found: Excess) -> Finding:
+    kind = ROLLED_BACK if found.rolled_back else UNDECIDED
+    said = "was rolled back" if found.rolled_back else "has no decision"
+    text = (
+        f"transaction {found.epoch} {said}, and {counted(found.count, 'message')} of it from number"
+        f" {_ids(found.first_id, 1)} on stand in this partition"
+    )
+    return logs[found.log].finding(kind, None, 0, 0, text)
+
+
+def _stray(logs: Sequence[AuditedLog], found: Stray) -> Finding:
+    log = logs[found.log]
+    text = f"an append of the transaction decided at place {found.place}, where the journal has no decision"
+    return log.finding(NO_DECISION, _base(log, found.offset), found.offset, found.next, text)
+
+
+# An audit's work on Spark: pieces are checked in parallel, their facts meet in parallel; the driver gets summaries.
+#
+# What is shuffled are numbers, some bytes for 65,536 messages of one producer; never a message.
+
+POLL_SECONDS: Final = 0.2
+LOCATED_MAX: Final = 100
+"""Repeats of one part of the facts whose exact place is looked up."""
+NOTHING: Final = facts_of(0, 0, [])
+
+
+class Checked:
+    """Pieces that were checked: `found` without their facts, which stay with Spark. `close` lets go of these."""
+
+    def __init__(self, context: SparkContext, logs: Sequence[AuditedLog], folders: Mapping[str, int]) -> None:
+        self._context = context
+        self._logs = list(logs)
+        self._folders = dict(folders)
+        self._rdd: RDD[PieceFound] | None = None
+        self._broadcasts: list[Broadcast[Any]] = []
+        self.found: list[PieceFound] = []
+
+    def check(self, pieces: Sequence[Piece], progress: Progress) -> None:
+        """Checks them all. Raises what Spark raises."""
+        if not pieces:
+            return
+        logs, folders = self._shared(self._logs), self._folders
+        done = self._context.accumulator(0)
+        rows = self._context.accumulator(0)
+
+        def checked(group: list[Piece]) -> Iterator[PieceFound]:
+            for piece in group:
+                log = logs.value[piece.log]
+                found = check(RealDisk(), log, piece, folders[log.data])
+                done.add(piece.size)
+                rows.add(found.records)
+                yield found
+
+        groups = grouped(pieces)
+        rdd: Any = self._context.parallelize(groups, len(groups)).flatMap(checked).persist()
+        self._rdd = rdd
+        with _told(progress, lambda: (rows.value, done.value)):
+            self.found = rdd.map(lambda each: each._replace(facts=NOTHING)).collect()
+
+    def judged(
+        self, more: Sequence[Facts], standings: Mapping[int, Standing], known: Mapping[int, Known]
+    ) -> list[Verdict]:
+        """The verdicts about all facts, those of `more` among them."""
+        context = self._context
+        parts = max(1, context.defaultParallelism)
+        mine: Any = context.parallelize(list(more), max(1, len(more)))
+        if self._rdd is not None:
+            mine = mine.union(self._rdd.map(lambda each: each.facts))
+        logs, told = self._shared(self._logs), self._shared((dict(standings), dict(known)))
+
+        def verdict(rows: Iterator[tuple[int, Facts]]) -> Iterator[Verdict]:
+            found = judge(joined([facts for _, facts in rows]), *told.value)
+            near = [located(RealDisk(), logs.value, each) for each in found.repeats[:LOCATED_MAX]]
+            yield found._replace(repeats=[*near, *found.repeats[LOCATED_MAX:]])
+
+        placed = mine.flatMap(lambda facts: split(facts, parts)).partitionBy(parts)
+        verdicts: list[Verdict] = placed.mapPartitions(verdict).collect()
+        return verdicts
+
+    def close(self) -> None:
+        """Twice is harmless."""
+        if self._rdd is not None:
+            self._rdd.unpersist()
+            self._rdd = None
+        for each in self._broadcasts:
+            each.unpersist()
+        self._broadcasts.clear()
+
+    def _shared(self, value: Any) -> Broadcast[Any]:
+        """The same for every task."""
+        self._broadcasts.append(self._context.broadcast(value))
+        return self._broadcasts[-1]
+
+
+def read_journals(
+    context: SparkContext, files: Sequence[JournalFilePlan]
+) -> list[tuple[JournalFilePlan, JournalFound]]:
+    """Each file of the transaction journals, read in a task of its own."""
+    if not files:
+        return []
+    rdd = context.parallelize(list(files), len(files))
+    found: list[tuple[JournalFilePlan, JournalFound]] = rdd.map(
+        lambda file: (file, read_file(RealDisk(), file))
+    ).collect()
+    return found
+
+
+def grouped(pieces: Sequence[Piece], size: int = PIECE_BYTES) -> list[list[Piece]]:
+    """Small neighbours together, about `size` bytes a task, the largest tasks first."""
+    groups: list[list[Piece]] = []
+    room = 0
+    for piece in pieces:
+        if piece.size > room or not groups:
+            groups.append([])
+            room = size
+        groups[-1].append(piece)
+        room -= piece.size
+    return sorted(groups, key=lambda group: -sum(piece.size for piece in group))
+
+
+@contextmanager
+def _told(progress: Progress, done: Callable[[], tuple[int, int]]) -> Iterator[None]:
+    """Tells `progress` while the block runs."""
+    ended = threading.Event()
+    before = [0, 0]
+
+    def tell() -> None:
+        rows, size = done()
+        progress.add(rows - before[0], size - before[1])
+        before[:] = rows, size
+
+    def poll() -> None:
+        while not ended.wait(POLL_SECONDS):
+            tell()
+
+    thread = threading.Thread(target=poll, name="audit progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        tell()
+
 
 DAMAGED = 4
 """The exit code where something was found."""

@@ -18,8 +18,8 @@ from journal.record.format import BadRecord, make_id
 from journal.wal.entry import AppendMsg, Entry, Operation
 from journal.wal.file import HEAD_SIZE, JournalFile
 from journal.wal.recovery_rules import Files, decide_files
-from tfmq.spark.pipelines.audit_facts import DECISION, FORBIDDEN, WANTED, Facts, facts_of, joined
-from tfmq.spark.pipelines.audit_findings import JOURNAL, Finding
+from tfmq.spark.pipelines.audit_check import DECISION, FORBIDDEN, WANTED, Facts, facts_of, joined
+from tfmq.spark.pipelines.audit_plan import JOURNAL, Finding
 from tfmq.transaction.journal_records import (
     Commit,
     GroupAbort,

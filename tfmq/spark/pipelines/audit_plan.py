@@ -7,21 +7,23 @@ does, so pieces can be checked apart, in any order, on any machine that has the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from typing import Any, Final, NamedTuple
 
 from journal import filenames
 from journal.disk import Disk
 from journal.dual_slot_file import Slots
-from journal.errors import Corrupt, NewerFormat
+from journal.errors import Corrupt, JournalError, NewerFormat
 from journal.fsck.log_verify import find_log_id
-from journal.log.checkpoint import HEAD, Marks, decode_marks
+from journal.log.checkpoint import HEAD, Marks, Snapshots, decode_marks
 from journal.log.index import Index
+from journal.log.segment import Segment
+from journal.record.block import Block
 from journal.record.block_trailer import CONTROL_SIZE, decode_control
-from journal.record.format import BadRecord
+from journal.record.format import BadRecord, make_log_id
+from tfmq.broker.catalog_state import OPEN, Register, TopicRow
 from tfmq.errors import BadRequest
-from tfmq.spark.pipelines.audit_findings import MARK, UNREADABLE, Finding
 
 PIECE_BYTES: Final = 64 << 20
 """About so much is one task's: a quarter of a second's work, so that cores end together."""
@@ -35,7 +37,7 @@ OWN_LOGS: Final = ((CATALOG_FOLDER, ".catalog"), (ARRIVALS_FOLDER, ".arrivals"))
 """Logs of the broker itself: (folder in the data folder, ending of their segments)."""
 
 
-class Segment(NamedTuple):
+class AuditedSegment(NamedTuple):
     """`whole`: what its index, while it can be read, says of its size; None: it does not tell."""
 
     base: int
@@ -60,7 +62,7 @@ class AuditedLog(NamedTuple):
     suffix: str
     log_id: int | None
     marks: Marks | None
-    segments: tuple[Segment, ...]
+    segments: tuple[AuditedSegment, ...]
     mark_damaged: bool = False
 
     @property
@@ -188,7 +190,7 @@ def _log(disk: Disk, data: str, folder: str, suffix: str, made: Plan) -> Audited
         except OSError as error:
             text = f"{log.file(base)}: {error.strerror or error}"
             made.findings.append(log.finding(UNREADABLE, base, base, base, text))
-            segments.append(Segment(base, 0, None))
+            segments.append(AuditedSegment(base, 0, None))
     return log._replace(log_id=log_id, marks=marks, segments=tuple(segments))
 
 
@@ -219,13 +221,13 @@ def _marks(disk: Disk, path: str) -> tuple[int | None, Marks | None]:
     return log_id, decode_marks(data, place, log_id)
 
 
-def _segment(disk: Disk, path: str, base: int, log_id: int | None, suffix: str) -> Segment:
+def _segment(disk: Disk, path: str, base: int, log_id: int | None, suffix: str) -> AuditedSegment:
     size = disk.size(filenames.join(path, filenames.segment_name(base, suffix)))
     if log_id is None:
-        return Segment(base, size, None)
+        return AuditedSegment(base, size, None)
     # An index is only asked how much there was: with room for a whole segment, however short the file is now.
     index = Index.load(disk, filenames.join(path, filenames.index_name(base)), base, log_id, 1 << 40)
-    return Segment(base, size, index.end if len(index) else None)
+    return AuditedSegment(base, size, index.end if len(index) else None)
 
 
 def _pieces(disk: Disk, log: AuditedLog, piece_bytes: int) -> list[Piece]:
@@ -239,7 +241,7 @@ def _pieces(disk: Disk, log: AuditedLog, piece_bytes: int) -> list[Piece]:
     return found
 
 
-def _cuts(disk: Disk, log: AuditedLog, segment: Segment, piece_bytes: int) -> list[int]:
+def _cuts(disk: Disk, log: AuditedLog, segment: AuditedSegment, piece_bytes: int) -> list[int]:
     """Positions inside a segment where a block ends, about `piece_bytes` apart, each proven by its control record."""
     if log.log_id is None or segment.size < 2 * piece_bytes:
         return []
@@ -262,8 +264,126 @@ def _cuts(disk: Disk, log: AuditedLog, segment: Segment, piece_bytes: int) -> li
     return cuts
 
 
-def _ends_block(data: bytes, log_id: int, segment: Segment, position: int) -> bool:
+def _ends_block(data: bytes, log_id: int, segment: AuditedSegment, position: int) -> bool:
     try:
         return decode_control(data, 0, log_id).next == segment.base + position
     except BadRecord:
         return False
+
+
+# The topics that a data folder's catalog knows, and the partitions whose folders are not there.
+
+CATALOG_LOG_ID: Final = 1 << 24
+CATALOG_SUFFIX: Final = ".catalog"
+
+
+def topics_of(disk: Disk, data: str) -> list[TopicRow]:
+    """The topics that are all there, by the newest snapshot of the catalog and what follows it; [] where it is damaged
+    or missing, which the audit of its own log tells. Ask before the folders are listed: later topics are not meant."""
+    folder = filenames.join(data, CATALOG_FOLDER)
+    register = Register()
+    try:
+        if not disk.exists(folder):
+            return []
+        snapshot, _ = Snapshots(disk, folder, CATALOG_LOG_ID).newest(filenames.OFFSET_MAX)
+        if snapshot is not None:
+            register.load(snapshot.state)
+        for block in _blocks(disk, folder, 0 if snapshot is None else snapshot.offset):
+            register.apply(block)
+    except (JournalError, ValueError, OSError):
+        return []
+    return [topic for topic in register.topics.values() if topic.state == OPEN]
+
+
+def _blocks(disk: Disk, folder: str, offset: int) -> Iterator[Block]:
+    found = (filenames.parse_segment_name(child, CATALOG_SUFFIX) for child in disk.list(folder))
+    for base in sorted(base for base in found if base is not None):
+        with closing(
+            Segment.open(disk, folder, base, CATALOG_LOG_ID, writable=False, suffix=CATALOG_SUFFIX)
+        ) as segment:
+            if segment.end > offset:
+                yield from segment.blocks(max(0, offset - base))
+
+
+def missing_folders(data: str, topics: list[TopicRow], logs: list[AuditedLog]) -> list[Finding]:
+    """Partitions of these topics without a folder of their own among `logs`, those of the data folder `data`."""
+    there = {(log.topic, log.partition): log for log in logs}
+    findings = []
+    for topic in topics:
+        for partition in range(topic.partitions):
+            log = there.get((topic.name, partition))
+            folder = filenames.partition_folder(topic.name, partition)
+            wanted = make_log_id(topic.incarnation, partition)
+            if log is None:
+                text = f"the folder {folder} is missing; the catalog has the topic with {topic.partitions} partitions"
+            elif log.log_id not in (wanted, None):
+                text = f"the folder {folder} is of log {log.log_id:#x}, the catalog says {wanted:#x}"
+            else:
+                continue
+            findings.append(Finding(FOLDER, data, topic.name, partition, "", 0, 0, text))
+    return findings
+
+
+# What an audit can find, in words, and what to do about each.
+
+BLOCK = "damaged block"
+CUT = "cut file"
+MISSING = "missing segment"
+OVERLAP = "overlapping segments"
+ORDER = "order"
+MARK = "mark"
+FOLDER = "folder"
+UNREADABLE = "unreadable"
+REPEATED = "repeated id"
+TORN = "torn transaction"
+UNDECIDED = "undecided messages"
+ROLLED_BACK = "rolled back messages"
+NO_DECISION = "no decision"
+JOURNAL = "transaction journal"
+
+_REPAIR: Final = (
+    "stop the broker; put the file back from a backup, or let `tfmq log repair DATA` close the place with a"
+    " filler"
+)
+_PUT_BACK: Final = "stop the broker and put the missing bytes back from a backup; without one they are lost"
+
+ADVICE: Final = {
+    BLOCK: _REPAIR,
+    CUT: _PUT_BACK,
+    MISSING: _PUT_BACK,
+    OVERLAP: "stop the broker; one of the two files does not belong here: move it away",
+    ORDER: "stop the broker and look with `tfmq log dump`; a file of another folder or time stands here",
+    MARK: "put log.mark back from a backup, or remove it: the next start then checks the whole log",
+    FOLDER: "stop the broker and put the folder back from a backup",
+    UNREADABLE: "look at the disk and at who may read the file",
+    REPEATED: "consumers got these messages twice; tell their owners the ids",
+    TORN: "send what is missing again: `tfmq log dump DATA/transactions` shows the messages while the journal has them",
+    UNDECIDED: "consumers got messages that nobody committed; tell their owners",
+    ROLLED_BACK: "consumers got messages that were rolled back; tell their owners",
+    NO_DECISION: "the journal may be of another time than the partitions: put both back from one backup",
+    JOURNAL: "stop the broker and run `tfmq log verify DATA`, then `tfmq log repair DATA`",
+}
+"""Kind of a finding -> what to do."""
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong. `first <= x < next` are offsets of the partition (places, of the transaction journal);
+    `data`: the data folder; `segment`: the file's name, "" where it is about the whole folder."""
+
+    kind: str
+    data: str
+    topic: str
+    partition: int
+    segment: str
+    first: int
+    next: int
+    text: str
+
+    @property
+    def advice(self) -> str:
+        """What to do."""
+        return ADVICE[self.kind]
+
+    def row(self) -> dict[str, Any]:
+        """As a table and JSON have it."""
+        return {**self._asdict(), "do": self.advice}

@@ -9,24 +9,29 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from tfmq.cli import main as tfmq_command
 from tfmq.cli.output import Output
+from tfmq.cli.values import Duration
+from tfmq.client.connection.connection import SECONDS
 from tfmq.errors import BadRequest, NotSupported
-from tfmq.spark.pipelines.progress import Progress, shown
-from tfmq.spark.pipelines.spark_errors import reason_in
+from tfmq.spark.log_reader import Address
+from tfmq.spark.pipelines.spark_jobs import Progress, reason_in, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -171,3 +176,74 @@ def leave(command: click.Command, name: str) -> None:
     tfmq_command.open_what_is_closed()
     tfmq_command.say_warnings()
     sys.exit(run(command, name))
+
+
+# Which broker, or whose data folder, a pipeline reads: options and what they mean.
+
+
+def address_options(command: Any) -> Any:
+    """--servers, --path, --timeout."""
+    for option in (
+        click.option(
+            "--timeout",
+            type=Duration(),
+            default=SECONDS,
+            show_default=True,
+            help="How long a broker that is away is waited for.",
+        ),
+        click.option(
+            "--path",
+            metavar="DATA",
+            type=click.Path(path_type=Path),
+            help="Read the files of this data folder instead of asking a broker.",
+        ),
+        click.option(
+            "--servers",
+            metavar="HOST:PORT",
+            help="The broker's address [$TFMQ_SERVERS, else 127.0.0.1:8367].",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def address_of(servers: str | None, path: Path | None, timeout: float) -> Address:
+    """Raises BadRequest where both are named."""
+    if path is not None:
+        if servers is not None:
+            raise BadRequest("Name either --servers or --path, not both.")
+        return Address(None, str(path.resolve()), timeout)
+    return Address(broker_of(servers), None, timeout)
+
+
+def broker_of(servers: str | None) -> str:
+    """What is meant where none is named; tasks elsewhere have another environment, so it is settled here."""
+    return servers or os.environ.get("TFMQ_SERVERS") or "127.0.0.1:8367"
+
+
+# How a command line reads sizes in bytes.
+
+UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+SIZE: Final = re.compile(r"(\d+) ?([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+
+
+def size_bytes(text: str) -> int:
+    """'64M', '64 MiB', '4g', '65536'; units are powers of 1024. Raises ValueError with what to write."""
+    found = SIZE.fullmatch(text.strip())
+    if found is None or not int(found[1]):
+        raise ValueError(f"{text!r} is no size: write a number above 0 and K, M, G or T, as in 64M")
+    return int(found[1]) * UNITS[found[2].upper()]
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A size in bytes."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return size_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, context)

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tfmq.errors import BadRequest, Damaged, NotSupported
-from tfmq.spark.pipelines import layout
-from tfmq.spark.pipelines.durable import make_named, put
-from tfmq.spark.pipelines.layout import Piece
+from tfmq.spark.pipelines import archive_layout
+from tfmq.spark.pipelines.archive_layout import Piece, make_named, put
 
 VERSION: Final = 1
 
@@ -173,7 +172,7 @@ class ArchiveFolder:
     @classmethod
     def opened(cls, folder: Path) -> ArchiveFolder:
         """Raises BadRequest (no archive is there), Damaged, NotSupported."""
-        path = folder / layout.ARCHIVE_FILE
+        path = folder / archive_layout.ARCHIVE_FILE
         if not path.is_file():
             raise BadRequest(NO_ARCHIVE.format(folder=folder, path=path))
         return cls(folder, unpacked(str(path), path.read_bytes())["id"])
@@ -182,37 +181,37 @@ class ArchiveFolder:
     def made(cls, folder: Path) -> ArchiveFolder:
         """The archive that is there, or a new one. Raises BadRequest where the folder has other files or takes none."""
         make_named(folder)
-        if (folder / layout.ARCHIVE_FILE).is_file():
+        if (folder / archive_layout.ARCHIVE_FILE).is_file():
             return cls.opened(folder)
         strangers = [each.name for each in folder.iterdir()] if folder.is_dir() else []
-        strangers = [name for name in strangers if name != layout.HOUSE]
+        strangers = [name for name in strangers if name != archive_layout.HOUSE]
         if strangers:
             raise BadRequest(
                 f"{folder} is no archive of tfmq and not empty ({strangers[0]!r} is in it): name a new folder."
             )
         body = {"version": VERSION, "format": "tfmq archive", "id": uuid.uuid4().hex}
-        put(folder / layout.ARCHIVE_FILE, packed(body))
+        put(folder / archive_layout.ARCHIVE_FILE, packed(body))
         return cls.opened(folder)
 
     def topics(self) -> list[str]:
         """Those with a step that is done."""
-        house = self.folder / layout.HOUSE
+        house = self.folder / archive_layout.HOUSE
         return sorted(each.name for each in house.iterdir() if each.is_dir() and any(each.glob("*.json")))
 
     def steps(self, topic: str) -> list[int]:
         """The numbers of all steps that are done, 1, 2, ... Raises Damaged where one is missing."""
-        folder = self.folder / layout.house_folder(topic)
-        names = [layout.STEP_NAME.fullmatch(each.name) for each in folder.glob("*.json")]
+        folder = self.folder / archive_layout.house_folder(topic)
+        names = [archive_layout.STEP_NAME.fullmatch(each.name) for each in folder.glob("*.json")]
         found = sorted(int(name[1]) for name in names if name is not None)
         for expected, step in enumerate(found, 1):
             if step != expected:
-                path = layout.manifest_path(topic, expected)
+                path = archive_layout.manifest_path(topic, expected)
                 raise Damaged(MISSING.format(folder=self.folder, path=path, later=step))
         return found
 
     def manifest(self, topic: str, step: int) -> Manifest:
         """Raises Damaged, NotSupported."""
-        path = self.folder / layout.manifest_path(topic, step)
+        path = self.folder / archive_layout.manifest_path(topic, step)
         return manifest_of(unpacked(str(path), path.read_bytes()))
 
     def require_whole(self, topic: str, last: Manifest | None) -> None:
@@ -222,33 +221,33 @@ class ArchiveFolder:
         """
         files = last.files if last is not None else ()
         ends = last.ends if last is not None else {}
-        since = layout.date_folder(min((each.first_ms for each in files), default=0))
-        days = (self.folder / layout.topic_folder(topic)).glob("date=*")
+        since = archive_layout.date_folder(min((each.first_ms for each in files), default=0))
+        days = (self.folder / archive_layout.topic_folder(topic)).glob("date=*")
         for path in sorted(path for day in days if day.name >= since for path in day.glob("*/*.parquet")):
-            name = layout.FILE_NAME.fullmatch(path.name)
+            name = archive_layout.FILE_NAME.fullmatch(path.name)
             if name is None:
                 continue
             partition, incarnation, start, _ = map(int, name.groups())
             if start >= ends.get((incarnation, partition), 0):
-                lost = layout.manifest_path(topic, last.plan.step + 1 if last is not None else 1)
+                lost = archive_layout.manifest_path(topic, last.plan.step + 1 if last is not None else 1)
                 where = path.relative_to(self.folder)
                 raise Damaged(NOBODYS.format(path=where, folder=self.folder, manifest=lost))
 
     def begun(self, topic: str, step: int) -> Plan | None:
         """The plan of a step that is not done, if it is begun. Raises Damaged, NotSupported."""
-        path = self.folder / layout.plan_path(topic, step)
+        path = self.folder / archive_layout.plan_path(topic, step)
         return plan_of(unpacked(str(path), path.read_bytes())) if path.is_file() else None
 
     def begin(self, plan: Plan) -> None:
         """On the disk when it returns."""
-        put(self.folder / layout.plan_path(plan.topic, plan.step), packed(plan_body(plan)))
+        put(self.folder / archive_layout.plan_path(plan.topic, plan.step), packed(plan_body(plan)))
 
     def finish(self, manifest: Manifest) -> None:
         """The step is done, on the disk when it returns; its plan goes."""
         topic, step = manifest.plan.topic, manifest.plan.step
-        put(self.folder / layout.manifest_path(topic, step), packed(manifest_body(manifest)))
+        put(self.folder / archive_layout.manifest_path(topic, step), packed(manifest_body(manifest)))
         self.tidy(topic, step)
 
     def tidy(self, topic: str, step: int) -> None:
         """Without the plan of a step that is done."""
-        (self.folder / layout.plan_path(topic, step)).unlink(missing_ok=True)
+        (self.folder / archive_layout.plan_path(topic, step)).unlink(missing_ok=True)

@@ -7,25 +7,320 @@ docs/pipelines.md says what adds up and what does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
 from tfmq.admin import Admin
+from tfmq.arrow.decoder import Decoder
+from tfmq.arrow.schema import project
 from tfmq.cli.output import counted, did_you_mean, printable
 from tfmq.cli.values import Duration
 from tfmq.client.connection.connection import SECONDS
 from tfmq.dead_letters.admin import Desk, default_stores
-from tfmq.dead_letters.model import REDRIVEN, Letter, Selection
-from tfmq.errors import TfmqError
-from tfmq.spark.logs import Address, open_logs
-from tfmq.spark.pipelines.address import broker_of
-from tfmq.spark.pipelines.command import Job, leave, pipeline_options
-from tfmq.spark.pipelines.reconcile_letters import inquire, inquiries
-from tfmq.spark.pipelines.reconcile_rows import WRONG, Balance, Fault, Kept, Row, Standing, balance
-from tfmq.spark.pipelines.tasks import SparkTasks
+from tfmq.dead_letters.model import (
+    DEAD,
+    DROPPED,
+    FAILING,
+    HANDLED,
+    REDRIVEN,
+    REDRIVING,
+    RETRYING,
+    WAITING,
+    Letter,
+    Selection,
+)
+from tfmq.errors import OffsetOutOfRange, TfmqError
+from tfmq.spark.log_reader import Address, Logs, open_logs
+from tfmq.spark.pipelines.command import Job, broker_of, leave, pipeline_options
+from tfmq.spark.pipelines.spark_jobs import Done, SparkTasks
+from tfmq.spark.ranges import PartitionLog, Range
+
+# Whether the messages that dead letters speak of are the ones that stand there: Spark reads partition by partition.
+
+LETTERS_AT_ONCE: Final = 500
+COLUMNS: Final = project(("offset", "id"))
+
+
+class Claim(NamedTuple):
+    """A letter says that the message `id` stands at `offset`; `group` and `letter` are its own, `resent`: it was sent
+    there again."""
+
+    offset: int
+    id: int
+    group: str
+    letter: str
+    resent: bool
+
+
+class Inquiry(NamedTuple):
+    """One task's: claims about one partition, by rising offsets."""
+
+    address: Address
+    log: PartitionLog
+    claims: tuple[Claim, ...]
+
+
+def inquiries(address: Address, logs: Iterable[PartitionLog], kept: Sequence[Kept]) -> list[Inquiry]:
+    """What is to be asked about these letters; of partitions that are gone, nothing."""
+    known = {(log.topic, log.incarnation, log.partition): log for log in logs}
+    claims: dict[PartitionLog, list[Claim]] = {}
+    for letter in kept:
+        places = [
+            ((letter.topic, letter.incarnation, letter.partition), letter.offset, letter.message_id, False)
+        ]
+        if letter.sent is not None:
+            topic, incarnation, partition, offset, id = letter.sent
+            places.append(((topic, incarnation, partition), offset, id, True))
+        for key, offset, id, resent in places:
+            if key in known:
+                claims.setdefault(known[key], []).append(Claim(offset, id, letter.group, letter.id, resent))
+    return [
+        Inquiry(address, log, tuple(sorted(found)[first : first + LETTERS_AT_ONCE]))
+        for log, found in claims.items()
+        for first in range(0, len(found), LETTERS_AT_ONCE)
+    ]
+
+
+def inquire(inquiry: Inquiry) -> Done[list[Fault]]:
+    """The claims that do not hold. What retention took proves nothing."""
+    faults: list[Fault] = []
+    log = inquiry.log
+    size = 0
+    with open_logs(inquiry.address) as logs:
+        decoder = Decoder(log.topic, log.partition, log.log_id, COLUMNS)
+        for claim in inquiry.claims:
+            found, read = _id_at(logs, decoder, log, claim.offset)
+            size += read
+            if found is not None and found != claim.id:
+                faults.append(_fault(log, claim, found))
+    return Done(faults, len(inquiry.claims), size)
+
+
+def _id_at(logs: Logs, decoder: Decoder, log: PartitionLog, offset: int) -> tuple[int | None, int]:
+    """(id of the record that begins at `offset`, 0: none begins there, None: retention took it; bytes read)."""
+    bounds = logs.bounds(log)
+    if offset < bounds.first:
+        return None, 0
+    if offset >= bounds.end or logs.at_or_after(log, offset) != offset:
+        return 0, 0
+    read = 0
+    try:
+        for chunk in logs.chunks(Range(log, offset, offset + 1), 1):
+            read += len(chunk.data)
+            rows = decoder.decode(chunk.data, chunk.offset, offset, offset + 1)
+            if len(rows):
+                return int(rows.column("id")[0].as_py()), read
+    except OffsetOutOfRange:
+        return None, read
+    return 0, read
+
+
+def _fault(log: PartitionLog, claim: Claim, found: int) -> Fault:
+    what = "was sent again to" if claim.resent else "is of a message at"
+    there = "no message begins there" if not found else f"there stands message {found:#x}"
+    text = (
+        f"letter {claim.letter} {what} offset {claim.offset} of {log.name} with the id {claim.id:#x}; {there}"
+    )
+    return Fault(WRONG, claim.group, log.topic, log.partition, text)
+
+
+# Produced, consumed, dead-lettered: a row for each group and partition, and what does not add up in it. Pure.
+
+OPEN_STATES: Final = (FAILING, WAITING, RETRYING)
+UNKNOWN: Final = -1
+
+WRONG, NOTE = "wrong", "note"
+
+
+class Standing(NamedTuple):
+    """A group in one partition as the broker tells it. `offset` -1: nothing is saved; `lag` -1: cannot be told.
+    Ordinals count messages since the topic was made."""
+
+    broker: str
+    group: str
+    topic: str
+    incarnation: int
+    partition: int
+    first_offset: int
+    end_offset: int
+    first_ordinal: int
+    end_ordinal: int
+    offset: int
+    lag: int
+
+
+class Kept(NamedTuple):
+    """A dead letter of `store`, as far as it matters here. `message_id` is the message's, `sent` where a redriven one
+    must stand now: (topic, incarnation, partition, offset, id), None for all others."""
+
+    store: str
+    id: str
+    group: str
+    topic: str
+    incarnation: int
+    partition: int
+    offset: int
+    ordinal: int
+    message_id: int
+    state: str
+    sent: tuple[str, int, int, int, int] | None = None
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Whose it is: group, incarnation, partition."""
+        return self.group, self.incarnation, self.partition
+
+
+class Fault(NamedTuple):
+    """Something that does not add up; `weight` "wrong", or "note" for what settles itself or was meant."""
+
+    weight: str
+    group: str
+    topic: str
+    partition: int
+    text: str
+
+
+class Row(NamedTuple):
+    """Messages of one partition, from one group's side. `produced`: ever; `there`: still in the log; `consumed`: before
+    the group's place, -1 if nobody knows; `lag`: behind it. Of the consumed ones letters were kept: `waiting` are to be
+    handled again, `dead` wait for a person, `settled` were redriven, handled later or dropped; `handled` never needed
+    one."""
+
+    broker: str
+    group: str
+    topic: str
+    partition: int
+    produced: int
+    there: int
+    consumed: int
+    lag: int
+    handled: int
+    waiting: int
+    dead: int
+    settled: int
+
+
+class Balance(NamedTuple):
+    """All rows, and all that does not add up."""
+
+    rows: list[Row]
+    faults: list[Fault]
+
+    def object(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "rows": [row._asdict() for row in self.rows],
+            "faults": [each._asdict() for each in self.faults],
+        }
+
+
+def balance(standings: Sequence[Standing], kept: Sequence[Kept], incarnations: Mapping[int, str]) -> Balance:
+    """`incarnations`: of the topics that are there, with their names."""
+    faults: list[Fault] = []
+    letters: dict[tuple[str, int, int], list[Kept]] = {}
+    for letter in _once(kept, faults):
+        letters.setdefault(letter.place, []).append(letter)
+    rows = []
+    for standing in standings:
+        mine = letters.pop((standing.group, standing.incarnation, standing.partition), [])
+        rows.append(_row(standing, mine))
+        faults.extend(_faults(standing, mine))
+    for (group, incarnation, partition), left in sorted(letters.items()):
+        faults.append(_homeless(group, partition, left, incarnations.get(incarnation)))
+    return Balance(rows, faults)
+
+
+def _once(kept: Iterable[Kept], faults: list[Fault]) -> Iterable[Kept]:
+    """Each letter once, though two stores have it."""
+    found: dict[str, Kept] = {}
+    for letter in kept:
+        other = found.setdefault(letter.id, letter)
+        if other is not letter and other.store != letter.store:
+            text = f"letter {letter.id} is in {other.store} ({other.state}) and in {letter.store} ({letter.state})"
+            faults.append(Fault(WRONG, letter.group, letter.topic, letter.partition, text))
+    return found.values()
+
+
+def _row(standing: Standing, letters: Sequence[Kept]) -> Row:
+    consumed = consumed_of(standing)
+    behind = [letter for letter in letters if consumed == UNKNOWN or letter.ordinal < consumed]
+    count = {
+        state: sum(letter.state == state for letter in letters) for state in {each.state for each in letters}
+    }
+    return Row(
+        standing.broker,
+        standing.group,
+        standing.topic,
+        standing.partition,
+        standing.end_ordinal,
+        standing.end_ordinal - standing.first_ordinal,
+        consumed,
+        standing.lag,
+        UNKNOWN if consumed == UNKNOWN else consumed - len(behind),
+        sum(count.get(state, 0) for state in OPEN_STATES),
+        sum(count.get(state, 0) for state in (DEAD, REDRIVING)),
+        sum(count.get(state, 0) for state in (REDRIVEN, HANDLED, DROPPED)),
+    )
+
+
+def consumed_of(standing: Standing) -> int:
+    """Messages before the group's place; -1 where that cannot be told."""
+    if standing.offset < 0:
+        return 0
+    if standing.lag < 0 or standing.offset < standing.first_offset:
+        return UNKNOWN
+    return standing.end_ordinal - standing.lag
+
+
+def _faults(standing: Standing, letters: Sequence[Kept]) -> Iterable[Fault]:
+    name = standing.group, standing.topic, standing.partition
+    if standing.offset > standing.end_offset:
+        text = (
+            f"the group goes on at offset {standing.offset}, and the partition ends at {standing.end_offset}: it was"
+            " cut, or put back from an older backup"
+        )
+        yield Fault(WRONG, *name, text)
+    if 0 <= standing.offset < standing.first_offset:
+        text = (
+            f"the group goes on at offset {standing.offset}, and the partition begins at {standing.first_offset}:"
+            " retention took messages that it had not handled"
+        )
+        yield Fault(WRONG, *name, text)
+    consumed = consumed_of(standing)
+    if consumed == UNKNOWN:
+        return
+    early = [letter for letter in letters if letter.ordinal >= consumed]
+    beyond = [letter for letter in early if letter.ordinal >= standing.end_ordinal]
+    if beyond:
+        text = (
+            f"{counted(len(beyond), 'letter')}, the first {beyond[0].id}, of messages behind the partition's end: it"
+            " was cut, or put back from an older backup"
+        )
+        yield Fault(WRONG, *name, text)
+    elif early:
+        text = (
+            f"{counted(len(early), 'letter')}, the first {early[0].id}, of messages that the group has not saved as"
+            " done: it is at work, was set back, or meets them again when it goes on"
+        )
+        yield Fault(NOTE, *name, text)
+
+
+def _homeless(group: str, partition: int, letters: Sequence[Kept], topic: str | None) -> Fault:
+    """Letters of a place that no group of the broker has."""
+    said = counted(len(letters), "letter")
+    open_ones = sum(letter.state in (*OPEN_STATES, DEAD) for letter in letters)
+    if topic is None:
+        text = (
+            f"{said}, {open_ones} of them open, of a topic that is not there any more, or in another broker"
+        )
+        return Fault(NOTE, group, letters[0].topic, partition, text)
+    text = f"{said}, {open_ones} of them open, and the broker knows of no such group here: was it forgotten?"
+    return Fault(WRONG, group, topic, partition, text)
+
 
 UNBALANCED: Final = 4
 """The exit code where something is wrong."""

@@ -105,9 +105,9 @@ def open_logs(address: Address, *, patient: bool = False) -> Logs:
     if (address.servers is None) == (address.path is None):
         raise BadRequest("Name either servers or path, one of them.", outcome=NOT_DONE)
     if address.path is not None:
-        from tfmq.spark.folder_logs import FolderLogs  # each without what the other one needs
+        from tfmq.spark.file_reader import FolderLogs  # each without what the other one needs
 
         return FolderLogs(address.path)
-    from tfmq.spark.wire_logs import WireLogs
+    from tfmq.spark.wire_reader import WireLogs
 
     return WireLogs(address.servers, address.timeout, patient=patient)

@@ -20,8 +20,8 @@ from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.operation import Operation, Wait
 from tfmq.errors import Busy, ConnectionFailed, Damaged, OffsetOutOfRange, TfmqError, TimedOut, UnknownTopic
 from tfmq.protocol import commands as wire
+from tfmq.spark.errors import out_of_range, read_error, unreached
 from tfmq.spark.ranges import CHUNK_BYTES, Bounds, Chunk, PartitionLog, Range, message_starts, pieces, targets
-from tfmq.spark.read_errors import out_of_range, told, unreached
 
 QUESTIONS_MAX: Final = 1000
 """So many are under way at once, well below what a broker takes of one connection."""
@@ -237,7 +237,7 @@ class Reading:
         if isinstance(call.error, ConnectionFailed | TimedOut):
             raise unreached(call.error, self._log, self._offset, self._timeout)
         if call.error is not None:
-            raise told(call.error, self._log, self._offset)
+            raise read_error(call.error, self._log, self._offset)
         reply = call.reply
         if reply.next <= self._offset:
             raise out_of_range(self._log, self._end, OffsetOutOfRange(first=reply.first, end=reply.forced))
@@ -273,7 +273,7 @@ def answered(
             link.abandon(call)
     for number, call in sorted(calls.items()):
         if call.error is not None and not isinstance(call.error, but):
-            raise told(call.error, questions[number][0])
+            raise read_error(call.error, questions[number][0])
     return [calls[number] for number in range(len(questions))]
 
 

@@ -1,0 +1,489 @@
+"""What a report tells of a topic, out of histograms: Spark counts into bins, all else follows from them. Pure."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from io import BytesIO
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from tfmq.cli.output import age_text, counted, size_text
+from tfmq.dead_letters.model import moment_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+BINS_PER_DOUBLING: Final = 16
+"""A bin is 4.4 % wide; it knows its smallest and largest value, so few different values are told exactly."""
+QUANTILES: Final = (0.5, 0.9, 0.99, 0.999)
+
+
+class Bin(NamedTuple):
+    """`count` values from `least` to `most`, with this `total`."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    least: int
+    most: int
+    total: int
+
+
+class Spread(NamedTuple):
+    """A distribution: bins by rising values, none of them empty."""
+
+    bins: tuple[Bin, ...] = ()
+
+    @property
+    def values(self) -> int:
+        """How many."""
+        return sum(each.count for each in self.bins)
+
+    @property
+    def mean(self) -> float:
+        """0 where there is nothing."""
+        return sum(each.total for each in self.bins) / max(1, self.values)
+
+    def quantile(self, share: float) -> int:
+        """The value that `share` of all are not above; within a bin evenly spread. 0 where there is nothing."""
+        left = share * self.values
+        for each in self.bins:
+            if left <= each.count:
+                return round(each.least + (each.most - each.least) * left / each.count)
+            left -= each.count
+        return self.bins[-1].most if self.bins else 0
+
+    def row(self) -> dict[str, float | None]:
+        """As tables and JSON have it; None where there is nothing, since 0 would be a figure."""
+        if not self.bins:
+            names = ("mean", "min", *(name_of(share) for share in QUANTILES), "max")
+            return {"values": 0, **dict.fromkeys(names)}
+        named = {name_of(share): self.quantile(share) for share in QUANTILES}
+        least, most = self.bins[0].least, self.bins[-1].most
+        return {"values": self.values, "mean": round(self.mean, 1), "min": least, **named, "max": most}
+
+
+def name_of(share: float) -> str:
+    """'p99.9' for 0.999."""
+    return f"p{str(share * 100).removesuffix('.0')}"
+
+
+class RateSample(NamedTuple):
+    """`messages` with `size_bytes` of payload were appended in the `seconds` from `at` (s since 1970) on."""
+
+    at: int
+    seconds: int
+    messages: int
+    size_bytes: int
+
+
+class GroupLag(NamedTuple):
+    """How far a group is behind in the topic: in messages, and the age of the oldest that it has not consumed (s); -1:
+    cannot be told."""
+
+    group: str
+    lag: int
+    age_seconds: float
+
+
+def lag_text(lag: int) -> str:
+    """'1,200', or 'unknown'."""
+    return f"{lag:,}" if lag >= 0 else "unknown"
+
+
+class TopicFigures(NamedTuple):
+    """All of one topic. `partitions`: messages by partition · `sizes` of payloads, bytes · `latencies` from born to
+    appended, ms; `unborn` messages do not say when they were born, `early` ones before by their own clock · `calls`:
+    how often dead letters were handled -> how many; `letters` by state."""
+
+    topic: str
+    partitions: dict[int, int]
+    moments: tuple[RateSample, ...]
+    sizes: Spread
+    latencies: Spread
+    unborn: int = 0
+    early: int = 0
+    groups: tuple[GroupLag, ...] = ()
+    calls: Mapping[int, int] = MappingProxyType({})
+    letters: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def messages(self) -> int:
+        """All that were read."""
+        return sum(self.partitions.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all payloads."""
+        return sum(each.size_bytes for each in self.moments)
+
+    @property
+    def span_seconds(self) -> int:
+        """From the first append to the last."""
+        return self.moments[-1].at + self.moments[-1].seconds - self.moments[0].at if self.moments else 0
+
+    def row(self) -> dict[str, Any]:
+        """As JSON has it."""
+        peak = max((each.messages / each.seconds for each in self.moments), default=0.0)
+        return {
+            "topic": self.topic,
+            "messages": self.messages,
+            "payload_bytes": self.size_bytes,
+            "seconds": self.span_seconds,
+            "messages_per_second": round(self.messages / max(1, self.span_seconds), 3),
+            "peak_per_second": round(peak, 3),
+            "partitions": {str(number): count for number, count in sorted(self.partitions.items())},
+            "size_bytes": self.sizes.row(),
+            "latency_ms": self.latencies.row(),
+            "without_birth": self.unborn,
+            "before_birth": self.early,
+            "groups": [each._asdict() for each in self.groups],
+            "letters": dict(self.letters),
+            "calls": {str(calls): count for calls, count in sorted(self.calls.items())},
+            "moments": [each._asdict() for each in self.moments],
+        }
+
+
+def spread_of(bins: Iterable[Sequence[int]]) -> Spread:
+    """Of rows (count, least, most, total), in any order."""
+    return Spread(tuple(sorted((Bin(*each) for each in bins), key=lambda each: each.least)))
+
+
+WIDTHS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 604800)
+MOMENTS_MAX: Final = 240
+
+
+def width_of(span_seconds: int) -> int:
+    """Seconds that one point of a plot over so long a time stands for: a round number, so that there are at most
+    MOMENTS_MAX."""
+    return next(
+        (width for width in WIDTHS if span_seconds <= width * MOMENTS_MAX), -(-span_seconds // MOMENTS_MAX)
+    )
+
+
+# A report as one HTML file with everything in it: tables, and the picture of each topic. It asks for nothing else.
+
+_STYLE: Final = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.2em; margin-top: 2.2em; border-top: 1px solid #cbd2d9; padding-top: 1em; }
+table { border-collapse: collapse; margin: 0.8em 0; } caption { text-align: left; font-weight: 600; }
+th, td { padding: 0.25em 0.9em; text-align: right; border-bottom: 1px solid #e4e7eb; }
+th:first-child, td:first-child { text-align: left; } img { max-width: 100%; height: auto; } .soft { color: #7b8794; }
+"""
+
+
+def page(
+    figures: Sequence[TopicFigures], pictures: Mapping[str, bytes], kind: str, source: str, made_ms: int
+) -> str:
+    """The page; `pictures` by topic, `kind` png or svg, `source` says where the topics are."""
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>tfmq report</title>",
+        f"<style>{_STYLE}</style></head><body><h1>Topics at {escape(source)}</h1>",
+        f"<p class='soft'>made {escape(moment_text(made_ms))}</p>",
+        _overview(figures),
+    ]
+    for each in figures:
+        parts.append(_topic(each, pictures[each.topic], kind))
+    return "\n".join([*parts, "</body></html>", ""])
+
+
+def _overview(figures: Sequence[TopicFigures]) -> str:
+    head = (
+        "topic",
+        "messages",
+        "payload",
+        "messages/s",
+        "peak/s",
+        "median size",
+        "latency p50",
+        "latency p99",
+        "dead",
+    )
+    rows = []
+    for each in figures:
+        row = each.row()
+        known = each.latencies.values > 0
+        rows.append(
+            (
+                each.topic,
+                f"{each.messages:,}",
+                size_text(each.size_bytes),
+                f"{row['messages_per_second']:,.1f}",
+                f"{row['peak_per_second']:,.1f}",
+                size_text(each.sizes.quantile(0.5)),
+                f"{each.latencies.quantile(0.5):,} ms" if known else "-",
+                f"{each.latencies.quantile(0.99):,} ms" if known else "-",
+                f"{each.letters.get('dead', 0):,}",
+            )
+        )
+    return _table("", head, rows)
+
+
+def _topic(figures: TopicFigures, picture: bytes, kind: str) -> str:
+    mime = "image/svg+xml" if kind == "svg" else "image/png"
+    data = base64.b64encode(picture).decode()
+    name = escape(figures.topic)
+    parts = [
+        f"<h2 id='{name}'>{name}</h2>",
+        f"<img alt='rate, sizes, latencies and dead letters of {name}' src='data:{mime};base64,{data}'>",
+        _spreads(figures),
+        _table(
+            "Partitions",
+            ("partition", "messages"),
+            [(str(n), f"{c:,}") for n, c in sorted(figures.partitions.items())],
+        ),
+    ]
+    if figures.groups:
+        rows = [
+            (each.group, lag_text(each.lag), age_text(round(each.age_seconds))) for each in figures.groups
+        ]
+        parts.append(_table("Groups", ("group", "messages behind", "oldest of them"), rows))
+    if figures.letters:
+        rows_of_states = [(state, f"{count:,}") for state, count in sorted(figures.letters.items())]
+        parts.append(_table("Dead letters", ("state", "letters"), rows_of_states))
+    said = []
+    if figures.unborn:
+        said.append(f"{figures.unborn:,} messages do not say when they were born")
+    if figures.early:
+        said.append(f"{figures.early:,} were appended before they were born: a clock is wrong")
+    if said:
+        parts.append(f"<p class='soft'>{'; '.join(said)}.</p>")
+    return "\n".join(parts)
+
+
+def _spreads(figures: TopicFigures) -> str:
+    rows = []
+    for name, spread in (("payload, bytes", figures.sizes), ("latency, ms", figures.latencies)):
+        row = spread.row()
+        row.pop("values")
+        rows.append((name, *("-" if value is None else f"{value:,}" for value in row.values())))
+    head = ("", *(key for key in figures.sizes.row() if key != "values"))
+    return _table("Distributions", head, rows)
+
+
+def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    said = f"<caption>{escape(caption)}</caption>" if caption else ""
+    top = "".join(f"<th>{escape(each)}</th>" for each in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table>{said}<tr>{top}</tr>{body}</table>"
+
+
+# A topic's figures as one picture: rate over time, sizes, latencies, groups and dead letters. It needs no screen.
+
+INK, SOFT, LINE, FILL, WARM = "#1f2933", "#7b8794", "#2563a8", "#a9c8ea", "#c2571a"
+SIZE_INCHES: Final = (11.0, 8.6)
+PANELS: Final = "RR;SL;GD"
+"""Rate; sizes and latencies; groups and dead letters."""
+DPI: Final = 110
+STYLE: Final = {
+    "font.size": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "grid.color": "#e4e7eb",
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "svg.hashsalt": "tfmq",
+    "svg.fonttype": "none",
+}
+PLAIN: Final = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+GROUPS_SHOWN: Final = 8
+COLUMNS: Final = 40
+NARROW: Final = 300.0
+"""An axis that spans less has 2 and 5 between the powers of ten."""
+NOUGHT: Final = 0.5
+
+
+def picture(figures: TopicFigures, kind: str = "png") -> bytes:
+    """The file's bytes; `kind` is png or svg."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with pyplot.style.context([STYLE]):
+        figure, axes = pyplot.subplot_mosaic(PANELS, figsize=SIZE_INCHES, layout="constrained")
+        try:
+            figure.suptitle(_title(figures), x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")
+            _rate(axes["R"], figures)
+            _spread(axes["S"], figures.sizes, "Payloads", _bytes_text)
+            axes["S"].set_xlabel("size")
+            _spread(axes["L"], figures.latencies, "Latency", _ms_text)
+            axes["L"].set_xlabel("from born to appended")
+            _groups(axes["G"], figures)
+            _calls(axes["D"], figures)
+            file = BytesIO()
+            metadata = {"Date": None} if kind == "svg" else None
+            figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)
+        finally:
+            pyplot.close(figure)
+    return file.getvalue()
+
+
+def _title(figures: TopicFigures) -> str:
+    span = age_text(figures.span_seconds) if figures.span_seconds else "no time"
+    size = size_text(figures.size_bytes)
+    return f"{figures.topic}: {counted(figures.messages, 'message')}, {size} of payload, in {span}"
+
+
+def _rate(axes: Axes, figures: TopicFigures) -> None:
+    axes.set_title("Messages a second")
+    if not figures.moments:
+        _nothing(axes, "no messages")
+        return
+    width = figures.moments[0].seconds
+    by_time = {each.at: each.messages / width for each in figures.moments}
+    moments = range(figures.moments[0].at, figures.moments[-1].at + width, width)
+    times: Any = [datetime.fromtimestamp(at, UTC) for at in (*moments, moments[-1] + width)]
+    rates = [by_time.get(at, 0.0) for at in moments]
+    axes.fill_between(times, [*rates, rates[-1]], step="post", color=FILL, alpha=0.7, linewidth=0)
+    axes.step(times, [*rates, rates[-1]], where="post", color=LINE, linewidth=1.4)
+    axes.set_ylim(bottom=0, top=max(rates) * 1.15 or 1)
+    _time_axis(axes)
+    axes.yaxis.set_major_formatter(lambda value, _: _count_text(value))
+    axes.set_xlabel(f"append time (UTC), {age_text(width)} a step")
+
+
+def _time_axis(axes: Axes) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    locator: Any = AutoDateLocator(minticks=3, maxticks=8)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+
+
+def _spread(axes: Axes, spread: Spread, title: str, text: Any) -> None:
+    """Shares by a logarithmic axis, with the median and the 99th of a hundred."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_title(title)
+    if not spread.values:
+        _nothing(axes, "no message says it")
+        return
+    edges, shares = columns(spread)
+    axes.bar(
+        edges[:-1],
+        shares * 100,
+        width=np.diff(edges),
+        align="edge",
+        color=FILL,
+        edgecolor=LINE,
+        linewidth=0.7,
+    )
+    axes.set_xscale("log", base=10)
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylabel("% of messages")
+    axes.set_ylim(0, shares.max() * 100 * 1.1)
+    narrow = edges[-1] / edges[0] < NARROW
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if narrow else (1,)))
+    axes.xaxis.set_major_formatter(lambda value, _: text(value if value >= 1 else 0))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    median, high = spread.quantile(0.5), spread.quantile(0.99)
+    for value, colour in ((median, LINE), (high, WARM)):
+        axes.axvline(max(value, NOUGHT), color=colour, linewidth=1.4, linestyle="--")
+    _beside(axes, f"median {text(median)}   99 % {text(high)}   max {text(spread.bins[-1].most)}")
+
+
+def _beside(axes: Axes, text: str) -> None:
+    """Figures in the line of the title, where they cross nothing."""
+    axes.set_title(text, loc="right", fontsize=9, fontweight="normal", color=INK)
+
+
+def columns(spread: Spread) -> tuple[Any, Any]:
+    """(edges, shares) of COLUMNS columns that are even on a logarithmic axis, on which 0 stands at NOUGHT."""
+    low, high = max(float(spread.bins[0].least), NOUGHT), max(float(spread.bins[-1].most), NOUGHT)
+    if high < low * 2:
+        low, high = low / 2**0.5, low * 2**0.5
+    edges = np.geomspace(low * 0.98, high * 1.02, COLUMNS + 1)
+    middles = [max((each.least + each.most) / 2, NOUGHT) for each in spread.bins]
+    counts, _ = np.histogram(middles, edges, weights=[each.count for each in spread.bins])
+    return edges, counts / max(1, spread.values)
+
+
+def _groups(axes: Axes, figures: TopicFigures) -> None:
+    axes.set_title("Groups: messages behind")
+    if not figures.groups:
+        _nothing(axes, "no group reads it")
+        return
+    shown = sorted(figures.groups, key=lambda each: -each.lag)[:GROUPS_SHOWN][::-1]
+    places = range(len(shown))
+    axes.barh(
+        places, [max(0, each.lag) for each in shown], color=FILL, edgecolor=LINE, linewidth=0.7, height=0.55
+    )
+    axes.set_yticks(places, [each.group for each in shown])
+    most = max(1, *(each.lag for each in shown))
+    for place, each in zip(places, shown, strict=True):
+        oldest = f", oldest {age_text(round(each.age_seconds))}" if each.lag else ""
+        axes.text(
+            max(0, each.lag) + most * 0.02,
+            place,
+            f"{lag_text(each.lag)}{oldest}",
+            va="center",
+            color=INK,
+            fontsize=9,
+            bbox=PLAIN,
+        )
+    axes.set_xlim(0, most * 1.5)
+    axes.set_ylim(len(shown) - max(len(shown), 4) - 0.6, len(shown) - 0.4)
+    axes.grid(visible=False, axis="y")
+    axes.xaxis.set_major_formatter(lambda value, _: _count_text(value))
+
+
+def _calls(axes: Axes, figures: TopicFigures) -> None:
+    calls = sorted(figures.calls)
+    axes.set_title("Dead letters by calls")
+    if not calls:
+        _nothing(axes, "no dead letters")
+        return
+    heights = [figures.calls[each] for each in calls]
+    bars = axes.bar(
+        [str(each) for each in calls], heights, color="#f0c9a8", edgecolor=WARM, linewidth=0.7, width=0.6
+    )
+    axes.bar_label(bars, [f"{height:,}" for height in heights], color=INK, fontsize=9, padding=2)
+    axes.set_ylim(0, max(heights) * 1.2)
+    axes.set_xlim(-0.8, max(len(calls), 4) - 0.2)
+    axes.set_xlabel("calls")
+    axes.yaxis.set_major_formatter(lambda value, _: _count_text(value))
+    said = "   ".join(f"{count:,} {state}" for state, count in sorted(figures.letters.items()))
+    _beside(axes, said)
+
+
+def _nothing(axes: Axes, text: str) -> None:
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=SOFT)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(False)
+
+
+def _count_text(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def _bytes_text(value: float) -> str:
+    return f"{_count_text(value)}B" if value >= 1e3 else f"{value:.3g} B"
+
+
+def _ms_text(value: float) -> str:
+    return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.3g} ms"
+
+
+def pictures(all_figures: Sequence[TopicFigures], kind: str) -> dict[str, bytes]:
+    """By topic."""
+    return {each.topic: picture(each, kind) for each in all_figures}

@@ -1,0 +1,295 @@
+"""How far a pipeline is: rows, bytes, rate, estimated rest; on a terminal one line that changes, elsewhere a line ever
+so often.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
+
+import click
+
+from journal.errors import JournalError
+from tfmq.cli.output import Output, age_text, size_text, terminal_width
+from tfmq.errors import BY_CODE, CLASSES, StoreFailed, TfmqError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+
+TERMINAL_SECONDS: Final = 0.2
+LINE_SECONDS: Final = 10.0
+"""Between two lines where standard error is no terminal (a file, a cluster's log)."""
+CLEAR_LINE: Final = "\r\x1b[K"
+
+
+class Progress:
+    """What is done so far; `add` may be called from any thread.
+
+    `total_bytes`: what there is to do, None where nobody knows. `say` shows a line.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        total_bytes: int | None,
+        say: Callable[[str], None] = lambda line: None,
+        pause_seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.text, self.total_bytes = text, total_bytes
+        self.rows = self.bytes = 0
+        self._say, self._pause, self._clock = say, pause_seconds, clock
+        self._begun = self._said = clock()
+        self._line = ""
+        self._lock = threading.Lock()
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return self._clock() - self._begun
+
+    def restart(self) -> None:
+        """The time counts from now: what came before, as the start of Spark, says nothing of the rate."""
+        self._begun = self._clock()
+
+    def add(self, rows: int, size_bytes: int) -> None:
+        """So much more is done."""
+        with self._lock:
+            self.rows += rows
+            self.bytes += size_bytes
+            now = self._clock()
+            if now - self._said < self._pause:
+                return
+            self._said = now
+            line = self.line()
+            if line == self._line:
+                return  # the same again says nothing
+            self._line = line
+        self._say(line)
+
+    def line(self) -> str:
+        """'archiving: 1,200,000 messages, 140.0 MiB of 1.2 GiB, 95.1 MiB/s, about 11 s left'."""
+        seconds = max(self.seconds, 1e-3)
+        rate = self.bytes / seconds
+        whole = f" of {size_text(self.total_bytes)}" if self.total_bytes is not None else ""
+        parts = [f"{self.text}: {self.rows:,} messages", f"{size_text(self.bytes)}{whole}"]
+        if rate > 0:
+            parts.append(f"{size_text(rate)}/s")
+        if self.total_bytes is not None and rate > 0:
+            left = max(0, self.total_bytes - self.bytes) / rate
+            parts.append(f"about {age_text(max(1, round(left)))} left" if left else "finishing")
+        return ", ".join(parts)
+
+
+@contextmanager
+def shown(output: Output, text: str, total_bytes: int | None) -> Iterator[Progress]:
+    """A progress that is seen on standard error, except with --quiet or --json."""
+    if output.quiet or output.json:
+        yield Progress(text, total_bytes)
+        return
+    if not sys.stderr.isatty():
+        yield Progress(text, total_bytes, lambda line: click.echo(line, err=True), LINE_SECONDS)
+        return
+    width = terminal_width() - 1
+    try:
+        yield Progress(
+            text,
+            total_bytes,
+            lambda line: click.echo(CLEAR_LINE + line[:width], err=True, nl=False),
+            TERMINAL_SECONDS,
+        )
+    finally:
+        click.echo(CLEAR_LINE, err=True, nl=False)
+
+
+# What Spark's error says of ours: the sentence of a tfmq error that a task or a data source raised, as that error.
+
+RAISED: Final = re.compile(r"(?:^\s*(?:[\w.]*\.)?|: tfmq\.[\w.]*)\b(\w+): (.+)$", re.MULTILINE)
+"""A traceback's last line, as Python prints it, or what Spark says of a data source's error in front of it."""
+BY_NAME: Final = {each.__name__: each for each in CLASSES}
+
+
+def error_in(error: BaseException) -> TfmqError | None:
+    """The tfmq error that is somewhere in the text of Spark's, the last one where there are several."""
+    found = None
+    for match in RAISED.finditer(str(error)):
+        kind = BY_NAME.get(match[1])
+        if kind is not None:
+            found = kind(match[2].strip())
+    return found
+
+
+def reason_in(error: BaseException) -> str | None:
+    """The first line of what Java's exception says, without its class; None where there is none."""
+    java = getattr(error, "java_exception", None)
+    if java is None:
+        return None
+    text = str(java.getMessage() or java.toString())
+    return text.splitlines()[0] if text else None
+
+
+# Work that Spark spreads over its executors: one task an item, results on the driver, progress while it runs.
+#
+# What tasks read and write goes past Spark: only items and small results travel. An error that is expected comes back
+# as a value, so that its sentence stays what it is; only what nobody foresaw fails the task, and Spark tries it again.
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+LOOK_SECONDS: Final = 0.2
+
+
+class Done(NamedTuple, Generic[Result]):
+    """What a task came to: its result, and how much it did."""
+
+    result: Result
+    rows: int
+    size_bytes: int
+
+
+class Failure(NamedTuple):
+    """An error that travels: pickled exceptions lose what is given by name."""
+
+    code: str
+    sentence: str
+    details: dict[str, Any]
+
+    def error(self) -> TfmqError:
+        return BY_CODE.get(self.code, TfmqError)(self.sentence, **self.details)
+
+
+def attempted(work: Callable[[Item], Done[Result]], item: Item) -> Done[Result] | Failure:
+    """The work, or the error that it met."""
+    try:
+        return work(item)
+    except TfmqError as error:
+        return Failure(error.code, str(error), error.details)
+    except (OSError, JournalError) as error:
+        return Failure(StoreFailed.code, f"A task could not read or write its file: {error}", {})
+
+
+def run_tasks(
+    session: SparkSession,
+    work: Callable[[Item], Done[Result]],
+    items: Sequence[Item],
+    progress: Progress,
+    title: str,
+) -> list[Result]:
+    """The results, in the order of the items. `work` is pickled by its name. Raises the first error of a task."""
+    if not items:
+        return []
+    context = session.sparkContext
+    group = f"tfmq-{uuid.uuid4().hex}"
+    rows, size_bytes = context.accumulator(0), context.accumulator(0)
+
+    def task(item: Item) -> Done[Result] | Failure:
+        done = attempted(work, item)
+        if isinstance(done, Done):
+            rows.add(done.rows)
+            size_bytes.add(done.size_bytes)
+        return done
+
+    def job() -> list[Done[Result] | Failure]:
+        context.setJobGroup(group, title, interruptOnCancel=True)
+        return context.parallelize(items, len(items)).map(task).collect()
+
+    with ThreadPoolExecutor(1, "tfmq-job") as pool:
+        running = pool.submit(job)
+        try:
+            follow(running, lambda: (rows.value, size_bytes.value), progress)
+            found = running.result()
+        except BaseException as error:
+            context.cancelJobGroup(group)
+            if (ours := error_in(error)) is not None:
+                raise ours from None
+            raise
+    for each in found:
+        if isinstance(each, Failure):
+            raise each.error()
+    return [each.result for each in cast("list[Done[Result]]", found)]
+
+
+def follow(running: Future[Any], tally: Callable[[], tuple[int, int]], progress: Progress) -> None:
+    """Until it ends, add to `progress` what the tally gained."""
+    before = (0, 0)
+    while True:
+        ended = bool(wait([running], LOOK_SECONDS).done)
+        now = tally()
+        progress.add(now[0] - before[0], now[1] - before[1])
+        before = now
+        if ended:
+            return
+
+
+def inline(
+    work: Callable[[Item], Done[Result]], items: Sequence[Item], progress: Progress, title: str
+) -> list[Result]:
+    """The same in this thread, without Spark."""
+    results = []
+    for item in items:
+        done = attempted(work, item)
+        if isinstance(done, Failure):
+            raise done.error()
+        progress.add(done.rows, done.size_bytes)
+        results.append(done.result)
+    return results
+
+
+class SparkTasks:
+    """Runs tasks in a session that is asked for with the first ones: who has nothing to do starts no Java."""
+
+    def __init__(self, start: Callable[[], SparkSession]) -> None:
+        self._start = start
+        self._lock = threading.Lock()
+        self._session: SparkSession | None = None
+
+    def __call__(
+        self, work: Callable[[Item], Done[Result]], items: Sequence[Item], progress: Progress, title: str
+    ) -> list[Result]:
+        with self._lock:
+            if self._session is None:
+                self._session = self._start()
+                progress.restart()
+        return run_tasks(self._session, work, items, progress, title)
+
+
+# How far a query of Spark is, by the tasks of the stage that reads: told to a progress while it runs.
+
+WATCH_SECONDS: Final = 0.5
+
+
+@contextmanager
+def watched(context: SparkContext, progress: Progress) -> Iterator[None]:
+    """While the block runs, `progress` goes towards its total as tasks of the first stage end."""
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=_watch, args=(context, progress, ended), name="tfmq progress", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        progress.add(0, (progress.total_bytes or 0) - progress.bytes)
+
+
+def _watch(context: SparkContext, progress: Progress, ended: threading.Event) -> None:
+    tracker: Any = context.statusTracker()
+    stage = None
+    while not ended.wait(WATCH_SECONDS):
+        active = tracker.getActiveStageIds()
+        stage = min(active) if stage is None and active else stage
+        info = tracker.getStageInfo(stage) if stage is not None else None
+        if info is not None and info.numTasks:
+            done = (progress.total_bytes or 0) * info.numCompletedTasks // info.numTasks
+            progress.add(0, max(0, done - progress.bytes))
