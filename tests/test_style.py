@@ -56,7 +56,7 @@ ONLY_FOR = {
         "tfmq/twisted",
         "tfmq/client/drivers/twisted.py",
         "tfmq/client/worker/twisted_runner.py",
-        "tfmq/testing/deferred.py",
+        "tfmq/testing/twisted_driver.py",
         "tools/",
     ),
     "socket": ("tfmq/server/", "tfmq/client/", "tfmq/embedded.py", "tools/"),

@@ -5,10 +5,10 @@ from typing import Any
 from tfmq.client.connection.addresses import Server as Address
 from tfmq.client.connection.connection import Link
 from tfmq.config import load
-from tfmq.testing.blocking import InsideBlockingDriver
 from tfmq.testing.clock import VirtualClock
+from tfmq.testing.drivers import InsideBlockingDriver
 from tfmq.testing.server import Server
-from tfmq.testing.world import World
+from tfmq.testing.simulation import World
 
 
 def new_world(**flags: Any) -> World:

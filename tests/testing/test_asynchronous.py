@@ -12,9 +12,9 @@ from tfmq.client.connection.requests import request
 from tfmq.client.operation import Flag, work
 from tfmq.errors import NotAllowed, TimedOut
 from tfmq.protocol.commands import Ping
-from tfmq.testing import SimulatedBroker, asynchronous
-from tfmq.testing.asynchronous import InsideAsyncDriver
-from tfmq.testing.world import NothingComes, World
+from tfmq.testing import SimulatedBroker, drivers
+from tfmq.testing.drivers import InsideAsyncDriver
+from tfmq.testing.simulation import NothingComes, World
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_time_stands_still_while_any_task_has_something_to_do(world: World) -> N
     flag = Flag()
 
     async def busy() -> None:
-        for _ in range(asynchronous.IDLE_TURNS - 10):
+        for _ in range(drivers.IDLE_TURNS - 10):
             await asyncio.sleep(0)
         flag.settle()
 
@@ -77,7 +77,7 @@ def test_the_nearest_of_several_ends_comes_first(world: World) -> None:
 
 
 def test_a_wait_that_nothing_can_end_is_told_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asynchronous, "REAL_SECONDS", 0.05)
+    monkeypatch.setattr(drivers, "REAL_SECONDS", 0.05)
     driver = new_driver(world)
     before = world.clock.now
     with pytest.raises(NothingComes, match="wait for ever"):
@@ -86,13 +86,13 @@ def test_a_wait_that_nothing_can_end_is_told_so(world: World, monkeypatch: pytes
 
 
 def test_it_is_not_told_so_while_another_wait_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asynchronous, "REAL_SECONDS", 0.05)
+    monkeypatch.setattr(drivers, "REAL_SECONDS", 0.05)
     driver = new_driver(world)
     flag = Flag()
 
     async def another() -> None:
         loop = asyncio.get_running_loop()
-        end = loop.time() + 3 * asynchronous.REAL_SECONDS
+        end = loop.time() + 3 * drivers.REAL_SECONDS
         while loop.time() < end:
             await driver.wait((Flag(),), 10)
         flag.settle()

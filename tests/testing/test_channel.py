@@ -5,7 +5,7 @@ import pytest
 from tests.testing.inside import new_link, new_world
 from tfmq.errors import ConnectionFailed
 from tfmq.protocol.commands import Ping
-from tfmq.testing.channel import InsideChannel
+from tfmq.testing.drivers import InsideChannel
 
 
 def test_it_connects_when_the_link_wants_to() -> None:

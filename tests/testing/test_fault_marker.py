@@ -8,8 +8,7 @@ import pytest
 
 import tfmq.testing.broker  # noqa: F401 - before a run inside, which forgets what it has loaded
 from tests import paths
-from tfmq.testing.fault_marker import chosen
-from tfmq.testing.trial import Accident, Step
+from tfmq.testing.fault_runs import Accident, Step, chosen
 
 pytest_plugins = ["pytester"]
 

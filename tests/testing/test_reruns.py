@@ -8,7 +8,7 @@ import pytest
 
 from tests.testing.test_fault_marker import NOT_IDEMPOTENT
 from tests.testing.test_fault_marker import run_inside as run_inside
-from tfmq.testing import reruns
+from tfmq.testing import fault_runs
 
 pytest_plugins = ["pytester"]
 
@@ -23,14 +23,14 @@ def test_good(tfmq_broker):
 
 
 def test_this_pytest_has_what_is_needed(request: pytest.FixtureRequest) -> None:
-    assert reruns.lacking(request.node) == []
+    assert fault_runs.lacking(request.node) == []
 
 
 def test_a_pytest_that_lacks_something_is_named_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reruns, "_call_and_report", None)
+    monkeypatch.setattr(fault_runs, "_call_and_report", None)
     item = SimpleNamespace(name="test_it", _initrequest=1, _request=2, funcargs=3)
     with pytest.raises(pytest.fail.Exception) as caught:
-        reruns.check(item)
+        fault_runs.check_rerun(item)
     words = str(caught.value)
     assert f"This pytest ({pytest.__version__}) cannot run test_it again" in words
     assert "it has no _pytest.runner.call_and_report, Function._report_sections." in words
@@ -39,7 +39,7 @@ def test_a_pytest_that_lacks_something_is_named_with_what_it_lacks(monkeypatch: 
 def test_a_marked_test_of_such_a_pytest_fails_and_says_so(
     run_inside: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reruns, "_call_and_report", None)
+    monkeypatch.setattr(fault_runs, "_call_and_report", None)
     done = run_inside(GOOD)
     done.assert_outcomes(errors=1)
     done.stdout.fnmatch_lines(["*cannot run test_good again: it has no _pytest.runner.call_and_report*"])

@@ -5,14 +5,14 @@ import pytest
 from tfmq.errors import StorageStopped
 from tfmq.message import Message
 from tfmq.testing import SimulatedBroker
-from tfmq.testing.sent import messages, sent
+from tfmq.testing.broker import messages, sent_messages
 
 
 def test_it_gives_messages_with_everything_in_them() -> None:
     with SimulatedBroker() as broker:
         broker.producer().send("orders", "x", key="42", tag="new", properties={"n": "1"}).result()
         assert broker._server.engine is not None
-        (message,) = sent(broker._server.engine, "orders")
+        (message,) = sent_messages(broker._server.engine, "orders")
         assert (message.text, message.key, message.tag, message.properties) == ("x", "42", "new", {"n": "1"})
         assert message.born_at == message.appended_at == broker.clock.now
         assert (message.topic, message.partition, message.ordinal) == ("orders", 0, 0)

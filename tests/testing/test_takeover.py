@@ -6,7 +6,7 @@ import pytest
 
 from tfmq.errors import Fenced
 from tfmq.testing import SimulatedBroker
-from tfmq.testing.takeover import STRANGER, dismiss, expel, live_groups
+from tfmq.testing.fault_runs import STRANGER, dismiss, expel, live_groups
 
 
 def expelled(broker: SimulatedBroker, *, stranger: bool) -> Any:

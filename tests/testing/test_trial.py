@@ -7,7 +7,7 @@ import pytest
 import tfmq
 import tfmq.aio
 from tfmq.testing import SimulatedBroker
-from tfmq.testing.trial import KINDS, Accident, Step, Trial
+from tfmq.testing.fault_runs import KINDS, Accident, Step, Trial
 
 
 def program(broker: SimulatedBroker) -> list[str]:

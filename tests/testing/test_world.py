@@ -10,7 +10,7 @@ from tfmq.client.connection.requests import request, sleep
 from tfmq.client.operation import Flag, Operation, Wait
 from tfmq.errors import NotAllowed, TimedOut
 from tfmq.protocol.commands import CreateTopic, Fetch, Ping
-from tfmq.testing.world import PATIENCE_SECONDS, NothingComes
+from tfmq.testing.simulation import PATIENCE_SECONDS, NothingComes
 
 
 def test_a_round_trip_takes_no_time() -> None:

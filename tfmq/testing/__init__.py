@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfmq.testing.broker import SimulatedBroker as SimulatedBroker
     from tfmq.testing.clock import VirtualClock as VirtualClock
-    from tfmq.testing.world import NothingComes as NothingComes
+    from tfmq.testing.simulation import NothingComes as NothingComes
 
 _PLACES = {
-    "NothingComes": "tfmq.testing.world",
+    "NothingComes": "tfmq.testing.simulation",
     "SimulatedBroker": "tfmq.testing.broker",
     "VirtualClock": "tfmq.testing.clock",
 }

@@ -10,8 +10,9 @@ the frames, sessions, engine and logs. In memory are the wire and the disk; the 
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -19,24 +20,25 @@ from typing import Any, Final, TypeVar, cast
 
 from journal.testing import SimulatedDisk
 from tfmq.admin import Admin
+from tfmq.broker.partition import Partition
+from tfmq.broker.request_handler import Engine
 from tfmq.client.connection.addresses import DEFAULT_PORT, Server
 from tfmq.client.connection.connection import Link
 from tfmq.client.connection.factory import Reached, moves_in, moves_out
+from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.producer import delivery
 from tfmq.config import load
 from tfmq.consumer import Consumer
-from tfmq.errors import TfmqError
+from tfmq.errors import StorageStopped, TfmqError, TimedOut, UnknownTopic
 from tfmq.producer import Producer
-from tfmq.testing import sent as logs
-from tfmq.testing.blocking import InsideBlockingDriver
 from tfmq.testing.clock import START, VirtualClock, in_seconds
-from tfmq.testing.draining import drain
+from tfmq.testing.drivers import InsideBlockingDriver
+from tfmq.testing.fault_runs import Trial
 from tfmq.testing.faults import Faults
 from tfmq.testing.server import Server as InsideServer
-from tfmq.testing.trial import Trial
-from tfmq.testing.world import World
+from tfmq.testing.simulation import World
 
 Driver = TypeVar("Driver")
 DATA: Final = "/data"
@@ -125,7 +127,7 @@ class SimulatedBroker:
         self.settle()
         if self._server.engine is None:
             raise RuntimeError("The broker is stopped: start() it to look at what it holds.")
-        return logs.sent(self._server.engine, topic, partition)
+        return sent_messages(self._server.engine, topic, partition)
 
     def drain(
         self,
@@ -147,7 +149,7 @@ class SimulatedBroker:
 
     def _has(self, topic: str) -> bool:
         engine = self._server.engine
-        return engine is not None and logs.is_there(engine, topic)
+        return engine is not None and is_there(engine, topic)
 
     # What goes wrong
 
@@ -240,11 +242,117 @@ class SimulatedBroker:
         if driver_type is BlockingDriver:
             made: Any = InsideBlockingDriver(link, self._world)
         elif getattr(driver_type, "in_a_reactor", False):
-            from tfmq.testing.deferred import InsideDeferredDriver
+            from tfmq.testing.twisted_driver import InsideDeferredDriver
 
             made = InsideDeferredDriver(link, self._world)
         else:
-            from tfmq.testing.asynchronous import InsideAsyncDriver  # without it no event loop is loaded
+            from tfmq.testing.drivers import InsideAsyncDriver  # without it no event loop is loaded
 
             made = InsideAsyncDriver(link, self._world)
         return Reached(link, cast(Driver, made), self.clock.time)
+
+
+# A consumer that takes everything there is: how a test lets its consuming side catch up.
+
+LOOKS: Final = 2
+"""So many looks in a row find nothing when there is nothing: the first one of a consumer only asks."""
+STEP_SECONDS: Final = 0.05
+"""How far time goes on between two looks at a consumer that cannot read yet."""
+POLL_MESSAGES: Final = 500
+
+Handler = Callable[[ReceivedMessage[Any]], object]
+
+
+def drain(
+    clock: VirtualClock,
+    settle: Callable[[], None],
+    there: Callable[[str], bool],
+    consumer: Consumer[Any],
+    handler: Handler | None,
+    timeout: float,
+) -> list[ReceivedMessage[Any]]:
+    """See `SimulatedBroker.drain`. `settle` has everybody do what is to be done now, `there` says whether the broker
+    has a topic.
+    """
+    if not isinstance(consumer, Consumer):
+        raise TypeError(
+            f"drain() takes a tfmq.Consumer, not {type(consumer).__name__}: with asyncio await consumer.poll(timeout=0)"
+            " until it gives nothing."
+        )
+    found: list[ReceivedMessage[Any]] = []
+    until = clock.monotonic() + timeout
+    looks = 0
+    while True:
+        settle()
+        messages = consumer.poll(timeout=0, max_messages=POLL_MESSAGES if handler is None else 1)
+        for message in messages:
+            if handler is not None:
+                handler(message)
+        found += messages
+        if messages or reads(consumer, there):
+            looks = 0 if messages else looks + 1
+            if looks == LOOKS:
+                return found
+            continue
+        if clock.monotonic() >= until:
+            raise TimedOut(
+                f"The consumer could not read everything within {timeout:g} s of the test's clock; it took"
+                f" {len(found)} messages. Its log (tfmq.consumer) says what it waits for."
+            )
+        clock.advance(min(STEP_SECONDS, until - clock.monotonic()))
+
+
+def reads(consumer: Consumer[Any], there: Callable[[str], bool]) -> bool:
+    """Whether it is connected, knows its partitions, and none of them is to be tried again. It does not know those of a
+    topic that was made behind its last look for it.
+    """
+    core = consumer._core
+    if any(there(name) for name in core.options.subscription.missing(core.assignment.wanted)):
+        return False
+    return core.link.state == "ready" and core.assignment.looked and core.fetcher.next_retry() is None
+
+
+# What a topic of a simulated broker holds, as messages: read from its logs, beside every client.
+
+READ_BYTES: Final = 8 << 20
+"""Read at once."""
+
+
+def sent_messages(engine: Engine, topic: str, partition: int | None = None) -> list[ReceivedMessage]:
+    """Everything that was appended to the topic, in the order of appending; [] without such a topic. Of a partition
+    that stopped only what is surely on the disk.
+
+    `partition`: only that one. Raises `StorageStopped` for one that could not be opened.
+    """
+    try:
+        found = engine.house.topics.topic(topic)
+    except UnknownTopic:
+        return []
+    partitions = found.partitions if partition is None else found.partitions[partition : partition + 1]
+    streams = [messages(topic, each) for each in partitions]
+    return list(heapq.merge(*streams, key=lambda message: message.origin.append_ms))
+
+
+def is_there(engine: Engine, topic: str) -> bool:
+    """Whether the broker has that topic."""
+    try:
+        engine.house.topics.topic(topic)
+    except UnknownTopic:
+        return False
+    return True
+
+
+def messages(topic: str, partition: Partition | str) -> Iterator[ReceivedMessage]:
+    """The messages of one partition, in order."""
+    if isinstance(partition, str):
+        raise StorageStopped(f"A partition of {topic} could not be opened: {partition}")
+    log = partition.log
+    decoder = Decoder(topic, partition.number, partition.incarnation)
+    offset = log.first_offset
+    while offset < log.end_offset:
+        chunk = log.read(offset, READ_BYTES, upto="written")
+        for decoded in decoder.decode(bytes(chunk.data), chunk.start, chunk.skip_to, chunk.next):
+            yield from decoded.messages
+        if chunk.next == offset:  # the log stopped, and what is behind its forced mark may not be there
+            return
+        offset = chunk.next

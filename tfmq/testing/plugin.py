@@ -36,7 +36,7 @@ def tfmq_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         yield broker
 
 
-# @pytest.mark.tfmq_faults: see tfmq/testing/fault_marker.py
+# @pytest.mark.tfmq_faults: see tfmq/testing/fault_runs.py
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,7 +53,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """A marked test is many runs."""
     if item.get_closest_marker("tfmq_faults") is None:
         return None
-    from tfmq.testing.fault_marker import run_protocol
+    from tfmq.testing.fault_runs import run_protocol
 
     return run_protocol(item, nextitem, TRIAL)
 
@@ -62,7 +62,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A wrong marker is an error of its test."""
     if item.get_closest_marker("tfmq_faults") is not None and TRIAL not in item.stash:
-        from tfmq.testing.fault_marker import check
+        from tfmq.testing.fault_runs import check_marker as check
 
         check(item)
 
@@ -71,7 +71,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
     """What failed in a run with a fault says which that was."""
     if TRIAL in item.stash and call.excinfo is not None:
-        from tfmq.testing.fault_marker import told
+        from tfmq.testing.fault_runs import told
 
         if sentence := told(item.stash[TRIAL]):
             call.excinfo.value.add_note(sentence)

@@ -11,9 +11,9 @@ MARKER: Final = "tests/testing/test_fault_marker.py"
 PLUGIN: Final = "tests/testing/test_plugin.py"
 TAKEOVER: Final = "tests/testing/test_takeover.py"
 
-_TRIAL = "tfmq/testing/trial.py"
-_MARKER = "tfmq/testing/fault_marker.py"
-_TAKEOVER = "tfmq/testing/takeover.py"
+_TRIAL = "tfmq/testing/fault_runs.py"
+_MARKER = "tfmq/testing/fault_runs.py"
+_TAKEOVER = "tfmq/testing/fault_runs.py"
 
 ACCIDENTS: Final = (
     Mutant(

@@ -17,7 +17,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "time-jumps-to-its-end",
         "what is due on the way happens at its time, in order",
-        "tfmq/testing/world.py",
+        "tfmq/testing/simulation.py",
         "            if due > until:\n",
         "            if True:\n",
         [WORLD],
@@ -25,7 +25,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "a-wait-passes-its-end",
         "time goes on for a wait to its end and no further",
-        "tfmq/testing/world.py",
+        "tfmq/testing/simulation.py",
         "        return now + max(0.0, seconds)\n",
         "        return now + max(0.0, seconds) + 1.0\n",
         [WORLD, BROKER],
@@ -33,7 +33,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "a-wait-without-an-end-moves-time",
         "a wait that nothing can end moves nothing",
-        "tfmq/testing/world.py",
+        "tfmq/testing/simulation.py",
         "            if not ends_by_itself(client, targets):\n",
         "            if False:\n",
         [WORLD, BROKER],
@@ -41,7 +41,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "an-endless-retry-is-not-ended",
         "whoever tries again for ever is told so",
-        "tfmq/testing/world.py",
+        "tfmq/testing/simulation.py",
         "now - self._began > max(self._longest, PATIENCE_SECONDS)",
         "now - self._began > 9 * max(self._longest, PATIENCE_SECONDS)",
         [WORLD],
@@ -49,7 +49,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "other-threads-are-let-in",
         "one thread, or a clear refusal",
-        "tfmq/testing/world.py",
+        "tfmq/testing/simulation.py",
         "        if threading.get_ident() != self._thread:\n",
         "        if False:\n",
         [WORLD],
@@ -89,7 +89,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "draining-hides-what-the-handler-raised",
         "what a handler raises is raised",
-        "tfmq/testing/draining.py",
+        "tfmq/testing/broker.py",
         "                handler(message)\n",
         "                try:\n                    handler(message)\n"
         "                except Exception:\n                    pass\n",
@@ -98,7 +98,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "draining-stops-before-the-last",
         "a drain takes everything, and what comes of that",
-        "tfmq/testing/draining.py",
+        "tfmq/testing/broker.py",
         "            continue\n",
         "            return found\n",
         [DRAINING],
@@ -114,7 +114,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "a-loop-is-idle-at-once",
         "time stands still while any task has something to do",
-        "tfmq/testing/asynchronous.py",
+        "tfmq/testing/drivers.py",
         "        if self._turns > IDLE_TURNS:\n",
         "        if True:\n",
         [LOOPS],
@@ -122,7 +122,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "threads-are-not-waited-for",
         "the world stands still while a thread works for a client",
-        "tfmq/testing/asynchronous.py",
+        "tfmq/testing/drivers.py",
         "        if not self._waits or self.threads:\n",
         "        if not self._waits:\n",
         [LOOPS],
@@ -154,7 +154,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "only-the-first-partition-is-shown",
         "what was sent is shown of all partitions, in the order of appending",
-        "tfmq/testing/sent.py",
+        "tfmq/testing/broker.py",
         "    streams = [messages(topic, each) for each in partitions]\n",
         "    streams = [messages(topic, each) for each in partitions[:1]]\n",
         ["tests/testing/test_sent.py"],

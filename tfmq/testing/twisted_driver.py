@@ -15,9 +15,8 @@ from twisted.internet.defer import Deferred
 from tfmq.client.connection.connection import Link
 from tfmq.client.drivers.twisted import DeferredDriver
 from tfmq.client.operation import Operation, Waitable
-from tfmq.testing.asynchronous import Result, Waiting, Watch, watch_of
-from tfmq.testing.channel import InsideChannel
-from tfmq.testing.world import NEVER, PATIENCE_SECONDS, World, ends_by_itself
+from tfmq.testing.drivers import InsideChannel, Result, Waiting, Watch, watch_of
+from tfmq.testing.simulation import NEVER, PATIENCE_SECONDS, World, ends_by_itself
 
 
 class Turns:
