@@ -1,4 +1,6 @@
-"""A storage library: logs of checksummed records in segment files. No network, nothing of the broker.
+"""Storage library: logs of checksummed records in segment files.
+
+No network, independent of the broker.
 
     from journal import open_log, records
 
@@ -7,7 +9,7 @@
         log.force()
         print([record.payload for record in records(log)])
 
-Names are loaded when they are first used: a client that only encodes records never loads the log.
+Names are loaded on first use: a client that only encodes records never loads the log.
 """
 
 from __future__ import annotations

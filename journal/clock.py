@@ -1,6 +1,4 @@
-"""Time, as an argument. Nothing in the journal reads a clock that was not passed in; tests pass a simulated
-one.
-"""
+"""Clocks, passed as arguments: the journal reads no other clock. Tests pass a simulated one."""
 
 from __future__ import annotations
 
@@ -9,23 +7,23 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two times: one that only goes forward, for intervals, and one that people read, which may jump."""
+    """A monotonic time for intervals, and the wall-clock time, which may jump."""
 
     def monotonic(self) -> float:
-        """Seconds from some fixed point; never goes back. For intervals and deadlines."""
+        """Seconds from a fixed point; never decreases. For intervals and deadlines."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC. May jump either way; only ever stored and shown."""
+        """Milliseconds since 1970-01-01 UTC. May jump in both directions; only stored and displayed."""
         ...
 
     def wall_us(self) -> int:
-        """The same in microseconds: `wall_ms` has the whole milliseconds of it."""
+        """Microseconds since 1970-01-01 UTC, consistent with `wall_ms`."""
         ...
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The system's clock."""
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -37,11 +35,8 @@ class SystemClock:
         return time.time_ns() // 1000
 
 
-# A clock that stands still until a test moves it.
-
-
 class SimulatedClock:
-    """Both times of `journal.clock.Clock`; they go together, except where the wall clock jumps."""
+    """A clock that only a test advances. Both times advance together, except for `jump_wall`."""
 
     def __init__(self, wall_ms: int = 1_700_000_000_000, monotonic: float = 1000.0) -> None:
         self._wall_ms = float(wall_ms)
@@ -58,12 +53,12 @@ class SimulatedClock:
         return whole * 1000 + int((self._wall_ms - whole) * 1000)
 
     def advance(self, seconds: float) -> None:
-        """Time goes on; never back."""
+        """Advance both times. Raises ValueError if `seconds` is negative."""
         if seconds < 0:
-            raise ValueError("time does not go back; jump_wall moves the wall clock")
+            raise ValueError("time cannot decrease; jump_wall changes the wall-clock time")
         self._monotonic += seconds
         self._wall_ms += seconds * 1000
 
     def jump_wall(self, seconds: float) -> None:
-        """Someone sets the wall clock, either way."""
+        """Change the wall-clock time only, in either direction."""
         self._wall_ms += seconds * 1000

@@ -1,9 +1,10 @@
-"""The disk, as an argument: every file call of the journal goes through `Disk` and the `File`s that it opens.
+"""The disk: every file call of the journal goes through a `Disk` argument and its `File`s.
 
-`RealDisk` is the machine's; `journal.testing.SimulatedDisk` keeps unforced bytes apart and can lose them.
-Paths are strings joined with "/". Errors are `OSError`, except `Full` (no space or quota, from whatever
-writes bytes or makes an entry; no descriptor left, from whatever opens) and `Locked`; forces only ever raise
-`OSError` (see `journal.disk`).
+`RealDisk` is the system's; `journal.testing.SimulatedDisk` separates bytes that are not durable and can
+discard them. Paths are strings joined with "/". Errors are `OSError`, except `Locked` and `Full`: no space or
+quota, from calls that write bytes or create an entry; no descriptor left, from calls that open a file. A
+failed fsync is always an `OSError`, even if it reports "no space": accepted bytes are lost, which stops a
+log, while after `Full` the log continues.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ __all__ = ["BUFFERS_MAX", "Bytes", "Disk", "File", "Lock", "RealDisk", "write_al
 
 FILE_MODE: Final = 0o640
 FOLDER_MODE: Final = 0o750
-"""Messages are nobody else's business; the group may read, for backups."""
+"""Messages are private; the group may read them for backups."""
 
 HOLDER_SIZE_MAX: Final = 64
-"""A lock file holds a process id; more than this is not ours."""
+"""A lock file has a process id; a longer content was not written by this library."""
 
 
 class Lock(Protocol):
@@ -38,20 +39,20 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """The calls on paths."""
+    """Operations on paths."""
 
     def open_read(self, path: str) -> File:
-        """An existing file, for reading only; `IsADirectoryError` if it is a folder."""
+        """Open an existing file for reading only; raises `IsADirectoryError` if it is a folder."""
         ...
 
     def open_write(self, path: str) -> File:
-        """An existing file, for reading and writing."""
+        """Open an existing file for reading and writing."""
         ...
 
     def create(self, path: str) -> File:
-        """A new, empty file, for reading and writing; `FileExistsError` if there is one.
+        """Create an empty file for reading and writing; raises `FileExistsError` if it exists.
 
-        Its name survives a power cut only after `force_folder` of the folder.
+        Its name is durable only after `force_folder` of the folder.
         """
         ...
 
@@ -64,59 +65,62 @@ class Disk(Protocol):
         ...
 
     def list(self, path: str) -> list[str]:
-        """The names in a folder, sorted."""
+        """Names in a folder, sorted."""
         ...
 
     def make_folder(self, path: str) -> None:
-        """One new folder; its parent exists. `FileExistsError` if it is there."""
+        """Create a folder in an existing one; raises `FileExistsError` if it exists."""
         ...
 
     def remove_folder(self, path: str) -> None:
-        """An empty folder."""
+        """Remove an empty folder."""
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Atomic, also in a power cut; replaces a file at `target`. Lasts only after `force_folder`."""
+        """Rename atomically, also if power is lost; replaces a file at `target`.
+
+        Durable only after `force_folder`.
+        """
         ...
 
     def unlink(self, path: str) -> None:
-        """Removes a file's name; `FileNotFoundError` if there is none."""
+        """Remove a file's name; raises `FileNotFoundError` if there is none."""
         ...
 
     def force_folder(self, path: str) -> None:
-        """Returns when the creates, renames and removals in this folder survive a power cut."""
+        """Make the creates, renames and removals in this folder durable."""
         ...
 
     def open_anchor(self, path: str) -> File:
-        """A handle on the file system that holds the folder `path`, for `sync_file_system`.
+        """Open a handle on the file system of the folder `path`, for `sync_file_system`.
 
         Open it at the start and keep it: the system counts write errors per open handle.
         """
         ...
 
     def sync_file_system(self, anchor: File) -> None:
-        """Forces every file and folder of the file system at once (Linux only, else `OSError` ENOSYS).
+        """Fsync every file and folder of the file system at once (Linux only, else `OSError` ENOSYS).
 
-        Raises `OSError` if any write anywhere on it failed since the last call on this anchor; which file
-        lost its bytes, only each file's own `force` tells.
+        Raises `OSError` if any write on the file system failed since the last call on this anchor; only each
+        file's own `force` reports which file lost bytes.
         """
         ...
 
     def free_space(self, path: str) -> int:
-        """Bytes that may still be written on the file system that holds `path`."""
+        """Bytes that can be written on the file system of `path`."""
         ...
 
     def size(self, path: str) -> int:
-        """Bytes in a file."""
+        """Size of a file in bytes."""
         ...
 
     def lock(self, path: str) -> Lock:
-        """Takes the lock file `path`, made if need be; raises `Locked` if another holds it."""
+        """Lock the file `path`, created if necessary; raises `Locked` if another process holds it."""
         ...
 
 
 class RealDisk:
-    """The machine's file systems."""
+    """The file systems of the machine."""
 
     def __init__(self) -> None:
         self._spare_lock = threading.Lock()
@@ -130,7 +134,7 @@ class RealDisk:
     def open_read(self, path: str) -> RealFile:
         descriptor = _open(path, os.O_RDONLY)
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            # The system opens a folder as well, and refuses the first read without saying which it was.
+            # The system can open a folder too, and the error of the first read would not name it.
             os.close(descriptor)
             raise is_a_folder(path)
         return RealFile(descriptor, path)
@@ -142,7 +146,7 @@ class RealDisk:
         return RealFile(_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), path)
 
     def exists(self, path: str) -> bool:
-        # Not os.path.lexists, which takes a path that may not be looked at for one that is not there.
+        # Not os.path.lexists: it treats a path without access permission as missing.
         try:
             os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -192,9 +196,8 @@ class RealDisk:
         _force_and_close(descriptor)
 
     def _force_folder_with_spare(self, path: str, flags: int) -> None:
-        """A force cannot be put off as an open can: one descriptor is kept for the day when there is none
-        left.
-        """
+        """Fsync a folder when no descriptor is left."""
+        # An fsync cannot be postponed as an open can, so one descriptor is reserved for it.
         with self._spare_lock:
             if self._spare >= 0:
                 os.close(self._spare)
@@ -210,7 +213,7 @@ class RealDisk:
         if not isinstance(anchor, RealFile):
             raise TypeError("the anchor must come from open_anchor of this disk")
         if _syncfs is None:
-            raise OSError(errno.ENOSYS, "this system cannot force one file system at once", anchor.path)
+            raise OSError(errno.ENOSYS, "this system cannot fsync a whole file system", anchor.path)
         if _syncfs(anchor.fileno()) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), anchor.path)
@@ -226,7 +229,8 @@ class RealDisk:
         return found.st_size
 
     def lock(self, path: str) -> RealLock:
-        descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)  # it is written
+        # O_RDWR because the process id is written.
+        descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -235,7 +239,8 @@ class RealDisk:
             if isinstance(error, BlockingIOError):
                 raise Locked(path, holder) from error
             raise
-        # The name of the holder is a courtesy to whoever is refused: a full disk must not prevent a start.
+        # The process id is only information for a process that is refused: a full disk must not prevent a
+        # start.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -243,16 +248,16 @@ class RealDisk:
 
 
 class RealLock:
-    """A lock of `flock`: the system gives it back when the process ends, however it ends."""
+    """A lock made with `flock`: the system releases it when the process ends in any way."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Gives the lock back; twice is harmless. The file stays, so that no two can hold different ones.
-
-        Said in words: a child that was forked meanwhile has the descriptor as well, and closing ours would not do.
-        """
+        """Release the lock; repeated calls do nothing."""
+        # The file stays, so that two processes cannot lock different files of that name. The lock is released
+        # explicitly: a child forked meanwhile also has the descriptor, so that closing ours would not release
+        # it.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             try:
@@ -262,24 +267,27 @@ class RealLock:
 
 
 def require_files(disk: Disk, folder: str, children: Iterable[str]) -> None:
-    """Raises IsADirectoryError for the first of these names in `folder` that is a folder itself."""
+    """Check that none of these names in `folder` is a folder.
+
+    Raises IsADirectoryError for the first that is.
+    """
     for name in children:
         if disk.is_folder(f"{folder}/{name}"):
             raise is_a_folder(f"{folder}/{name}")
 
 
 def is_a_folder(path: str) -> IsADirectoryError:
-    """The error of the system for a folder where a file is wanted."""
+    """Return the system's error for a folder in place of a file."""
     return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
 
 
 def is_no_folder(path: str) -> NotADirectoryError:
-    """The error of the system for something else where a folder is wanted."""
+    """Return the system's error for something else in place of a folder."""
     return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
 
 def _open(path: str, flags: int) -> int:
-    """A descriptor. Raises Full where there is no space for a new file, and where no descriptor is left."""
+    """Open a descriptor. Raises Full if there is no space for a new file or no descriptor left."""
     try:
         return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
@@ -289,7 +297,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def _open_spare() -> int:
-    """A descriptor to give back when it is needed; -1 if there is none to be had now."""
+    """Open the reserved descriptor; -1 if none is left."""
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -304,7 +312,8 @@ def _force_and_close(descriptor: int) -> None:
 
 
 def _load_syncfs() -> Any:
-    """syncfs(2) of the C library, which Python's os lacks; a call through `CDLL` lets other threads run."""
+    """Return syncfs(2) of the C library, which Python's os lacks."""
+    # A call through `CDLL` lets other threads run.
     function = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if function is not None:
         function.argtypes = [ctypes.c_int]
@@ -315,80 +324,76 @@ def _load_syncfs() -> Any:
 _syncfs: Final = _load_syncfs()
 
 
-# One open file, and the loop that writes all of a buffer list.
-#
-# `File` is the interface; `RealFile` is a descriptor of the machine's, made by `journal.disk.RealDisk`.
-# Errors are `OSError`, except `Full` (no space or quota) from whatever writes bytes. A failed *force* is always
-# an `OSError`, even one that says "no space": bytes that were accepted are gone, which stops a log, while
-# `Full` lets it go on.
-
 if sys.platform == "darwin":
     import fcntl
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
-"""What may be written: one-dimensional, contiguous, of single bytes."""
+"""Data to write: one-dimensional, contiguous, of single bytes."""
 
 BUFFERS_MAX: Final = 1024
-"""IOV_MAX of Linux and macOS: one vectored write takes no more buffers."""
+"""IOV_MAX of Linux and macOS: maximum number of buffers of one vectored write."""
 
 FULL_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 NO_DESCRIPTOR_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""From an open these too mean "later": too many connections must not stop a log."""
+"""An open that fails with these can be retried later: too many connections must not stop a log."""
 
 NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
-"""The flag by which a read takes only what is in memory; None where the system has none (macOS)."""
+"""Flag for a read that does not wait for the disk; None if the system lacks it (macOS)."""
 
 
 class File(Protocol):
-    """One open file. `force` may run in another thread while this one reads and writes."""
+    """One open file. `force` may run concurrently with reads and writes in another thread."""
 
     @property
     def path(self) -> str: ...
 
     def size(self) -> int:
-        """Bytes in the file now, forced or not."""
+        """Size of the file in bytes, durable or not."""
         ...
 
     def pread(self, size: int, position: int) -> bytes:
-        """`size` bytes from `position`; fewer only where the file ends."""
+        """Read `size` bytes from `position`; fewer only at the end of the file."""
         ...
 
     def pread_into(self, buffer: bytearray | memoryview, position: int) -> int:
-        """Fills `buffer` from `position`; the count of bytes read, less than its size only where the file
-        ends.
+        """Fill `buffer` from `position`.
+
+        Return the bytes read, fewer than its size only at the end of the file.
         """
         ...
 
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
-        """As `pread`, but None where it would wait for the disk, or where the system cannot tell."""
+        """As `pread`, but None if the read would wait for the disk, or if the system cannot check that."""
         ...
 
     def pwritev(self, buffers: Sequence[Bytes], position: int) -> int:
-        """Writes up to `BUFFERS_MAX` buffers; the count of bytes written, which may be short. See
-        `write_all`.
+        """Write up to `BUFFERS_MAX` buffers; return the bytes written, which may be fewer.
+
+        See `write_all`.
         """
         ...
 
     def force(self) -> None:
-        """Returns when every byte written before the call, and the size, survive a power cut.
+        """Fsync: every byte written before the call, and the file size, are durable on return.
 
-        Raises `OSError`; then the bytes may be gone for good and calling again proves nothing.
+        Raises `OSError`; the bytes may then be lost, and a second call proves nothing.
         """
         ...
 
     def truncate(self, size: int) -> None:
-        """Cuts the file to `size` bytes, or grows it with zeros."""
+        """Truncate the file to `size` bytes, or extend it with zeros."""
         ...
 
     def close(self) -> None:
-        """Gives the descriptor back; twice is harmless. Never close a file with unforced bytes: errors get
-        lost.
+        """Close the file; repeated calls do nothing.
+
+        Never close a file with bytes that are not durable: their error would be lost.
         """
         ...
 
 
 class RealFile:
-    """A descriptor. The owner closes it only when no other thread is inside a call."""
+    """An open descriptor. The owner closes it only when no other thread uses it."""
 
     def __init__(self, descriptor: int, path: str) -> None:
         self.path = path
@@ -473,42 +478,42 @@ class RealFile:
 
 
 def write_all(file: File, buffers: Sequence[Bytes], position: int) -> int:
-    """Writes every byte of `buffers` from `position` on and returns their count.
+    """Write every byte of `buffers` from `position` on and return their number.
 
-    One `pwritev` where the system takes it whole; goes on behind short writes, and in steps of `BUFFERS_MAX`.
-    Raises `Full` or `OSError`; then any prefix of the bytes may be in the file.
+    Uses one `pwritev` if the system accepts it whole; else continues after short writes, in steps of
+    `BUFFERS_MAX`. Raises `Full` or `OSError`; any prefix of the bytes may then be in the file.
     """
     total = sum(map(len, buffers))
     if len(buffers) <= BUFFERS_MAX and file.pwritev(buffers, position) == total:
         return total
-    # A short write is rare: what it wrote is simply written again, the same bytes at the same place.
+    # A short write is rare: its bytes are simply written again at the same position.
     rest = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
     done = 0
     while done < total:
         count = file.pwritev(rest[: -BUFFERS_MAX - 1 : -1], position + done)
         if count <= 0:
-            raise OSError(errno.EIO, "the system wrote nothing and named no error", file.path)
+            raise OSError(errno.EIO, "the system wrote nothing without an error", file.path)
         done += count
         _drop(rest, count)
     return total
 
 
 def refuse(error: OSError, what: str) -> NoReturn:
-    """Raises `Full` for an error that says "no space", else the error itself."""
+    """Raise `Full` if the error means that there is no space, else the error itself."""
     if error.errno in FULL_ERRORS:
         raise Full(f"{what}: {os.strerror(error.errno)}") from error
     raise with_path(error, what)
 
 
 def with_path(error: OSError, path: str) -> OSError:
-    """The error, naming `path`: a call on a descriptor does not say which file it was about."""
+    """Add `path` to the error: a call on a descriptor does not name the file."""
     if error.filename is None:
         error.filename = path
     return error
 
 
 def _drop(rest: list[memoryview], count: int) -> None:
-    """Takes `count` written bytes off a reversed list of buffers."""
+    """Remove `count` written bytes from a reversed list of buffers."""
     while count:
         last = rest.pop()
         if len(last) > count:
@@ -518,33 +523,35 @@ def _drop(rest: list[memoryview], count: int) -> None:
 
 
 class Closable(Protocol):
-    """What can be retired."""
+    """An object that can be closed."""
 
     def close(self) -> None: ...
 
 
 class Pins:
-    """Who is using a set of files; a file that left the set is closed when nobody does.
+    """References to a set of files: a file removed from the set is closed when it is unused.
 
-    Whoever uses the set pins it first, then takes the list of files. Whoever takes a file out replaces the list first,
-    then retires the file. So a file that somebody can have in his hand is not closed. Any thread.
-
-    `with pins:` pins for the time of the block.
+    A user of the set acquires a reference before it reads the list of files. The owner replaces the list
+    before it retires a file, so that a file in use is never closed. Any thread. `with` holds a reference for
+    the time of the block.
     """
 
     def __init__(self) -> None:
-        # One that may be taken twice: a generator that is collected inside `pin` ends its own block there.
+        # Reentrant: a generator that is garbage-collected inside `acquire` calls `release` in this thread.
         self._lock = threading.RLock()
         self._count = 0
         self._retired: list[Closable] = []
 
     def pin(self) -> None:
-        """What is retired from now on is not closed before `unpin`; pins are counted."""
+        """Acquire a reference: files retired from now on are not closed before `release`.
+
+        References are counted.
+        """
         with self._lock:
             self._count += 1
 
     def unpin(self) -> None:
-        """Takes one `pin` back."""
+        """Release one reference."""
         with self._lock:
             self._count -= 1
         if self._retired:
@@ -557,8 +564,8 @@ class Pins:
         self.unpin()
 
     def retire(self, files: Iterable[Closable]) -> None:
-        """Closes them as soon as nothing is pinned, which may be at once."""
-        gone = list(files)  # first: whatever may call `unpin` meanwhile does not meet half of them
+        """Close files as soon as there are no references, perhaps immediately."""
+        gone = list(files)  # first, so that a concurrent release does not see half of the files
         with self._lock:
             self._retired.extend(gone)
         self._close_retired()

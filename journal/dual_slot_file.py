@@ -1,11 +1,11 @@
-"""Two alternating checksummed slots in one small file: the newest whole one counts.
+"""A small file with two alternating checksummed slots; the newest valid slot counts.
 
-    slot        magic 4 bytes | crc u32 | sequence u64 | size u32 | payload | whatever
+    slot        magic 4 bytes | crc u32 | sequence u64 | size u32 | payload | undefined
                 crc: CRC-32 of sequence, size and payload
 
-All numbers are big-endian. Slot n lies at n times the slot size, so that a torn write meets one slot only. A write
-goes to the slot that does not hold the last *forced* payload: that one stays whole until a newer one is on the disk,
-however many unforced ones come between.
+All numbers are big-endian. Slot n starts at n times the slot size, so that a torn write damages one slot
+only. A write goes to the slot that does not have the last durable payload: that one stays valid until a newer
+one is durable, even after many writes without fsync.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COVERED: Final = Struct(">QI")
 
 
 class Slots:
-    """The file at `path`, made by the first write. One thread at a time."""
+    """The file at `path`, created by the first write. Not thread-safe."""
 
     def __init__(self, disk: Disk, path: str, slot_size: int = SLOT_SIZE) -> None:
         self.path = path
@@ -34,14 +34,14 @@ class Slots:
         self._slot_size = slot_size
         self._sequence: int | None = None
         self._slot = 1
-        """Where the next write goes."""
+        """Slot of the next write."""
         self._is_certain = False
-        """True once this object has forced the file: what an earlier process wrote may be in memory only."""
+        """True once this object has fsynced the file: what an earlier process wrote may not be durable."""
 
     def read(self) -> tuple[int, bytes] | None:
-        """(sequence, payload) of the newest whole slot; None if nothing was ever written.
+        """(sequence, payload) of the newest valid slot; None if nothing was ever written.
 
-        Raises Corrupt if the file holds something and neither slot is whole, OSError.
+        Raises Corrupt if the file has data but no valid slot, OSError.
         """
         if not self._disk.exists(self.path):
             self._sequence = 0
@@ -57,12 +57,12 @@ class Slots:
             self._sequence, self._slot = sequence, 1 - number
             return sequence, payload
         if any(data):
-            raise Corrupt(self.path, 0, len(data), "neither of its two slots is whole")
+            raise Corrupt(self.path, 0, len(data), "neither of its two slots is valid")
         self._sequence = 0
         return None
 
     def faulty(self) -> list[int]:
-        """The numbers of the slots that hold something and are not whole. Raises OSError."""
+        """Numbers of the slots that have data but are invalid. Raises OSError."""
         if not self._disk.exists(self.path):
             return []
         file = self._disk.open_read(self.path)
@@ -74,7 +74,9 @@ class Slots:
         return [n for n in (0, 1) if any(parts[n]) and self._decode(data, n) is None]
 
     def write(self, payload: bytes, force: bool) -> int:
-        """Writes the older slot, with `force` up to the disk (a new file with its folder entry); the sequence.
+        """Write the older slot and return its sequence.
+
+        With `fsync` durable on return, with the folder entry.
 
         Raises TooLarge if the payload does not fit a slot, Full, OSError.
         """
@@ -106,7 +108,7 @@ class Slots:
             try:
                 self.read()
             except Corrupt:
-                # Both slots are lost: whoever writes now says anew what the file holds.
+                # Both slots are lost: this write defines the content of the file again.
                 self._sequence = 0
         assert self._sequence is not None
         return self._sequence + 1

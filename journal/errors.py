@@ -1,18 +1,18 @@
-"""What the journal raises. One tree, so that a caller can catch `JournalError` and know that nothing else of
-ours escapes; an `OSError` from the disk comes through as it is, except a full disk (`Full`) and a held lock
-(`Locked`).
+"""Errors of the journal. All derive from `JournalError`, so that a caller can catch them all.
+
+An `OSError` from the disk is passed on unchanged, except a full disk (`Full`) and a held lock (`Locked`).
 
     JournalError
      +- Corrupt          bytes on the disk are not what was written
-     |   +- Lost         they were, and a repair has given them up
-     +- BadBatch         what was handed to append is not well formed
+     |   +- Lost         they were damaged, and a repair has removed them
+     +- BadBatch         a batch passed to append is not well formed
      +- OutOfRange
      |   +- BelowStart   deleted by retention or truncation
      |   +- BeyondEnd    not written yet
-     +- NotARecord       the offset lies inside a record
-     +- CutAway          the reader's position lies beyond a cut that it does not know of
-     +- Stopped          the log takes no writes until an operator acts
-     +- Full             no space, no descriptor; writing goes on when there is some
+     +- NotARecord       the offset is inside a record
+     +- CutAway          the reader's position was truncated since it was read
+     +- Stopped          the log accepts no writes until an operator acts
+     +- Full             no space, no descriptor; writing continues when there is some
      +- NewerFormat      a later version of this library wrote the file
      +- Locked           another process has the folder open
      +- Closed           used after close
@@ -23,15 +23,15 @@ from __future__ import annotations
 
 
 class JournalError(Exception):
-    """The root of everything that the journal raises by itself."""
+    """Base class of all errors of the journal."""
 
 
 class Corrupt(JournalError):
     """Bytes on the disk fail a check.
 
     `path` names the file; `first` and `next` are the range that cannot be trusted, `first <= x < next`:
-    offsets where the file is a segment, positions elsewhere; both are the same where it is about the file or folder
-    as a whole. `reason` says which check failed.
+    offsets if the file is a segment, else positions; both are equal if the error concerns the whole file or
+    folder. `reason` names the check.
     """
 
     def __init__(self, path: str, first: int, next: int, reason: str) -> None:
@@ -44,32 +44,32 @@ class Corrupt(JournalError):
 
 
 class Lost(Corrupt):
-    """What was there could not be read any more, and a repair has closed the gap: it will never come back."""
+    """The data was damaged, and a repair has replaced it: it cannot be recovered."""
 
 
 class BadBatch(JournalError):
-    """A batch breaks a rule of the record format; nothing of it was written."""
+    """A batch violates the record format; nothing of it was written."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the batch is refused: {reason}")
+        super().__init__(f"the batch is rejected: {reason}")
         self.reason = reason
 
 
 class OutOfRange(JournalError):
-    """An offset that the log does not hold."""
+    """An offset outside of the log."""
 
 
 class BelowStart(OutOfRange):
-    """`offset` was deleted by retention or truncation; the log begins at `first`."""
+    """`offset` was deleted by retention or truncation; the log starts at `first`."""
 
     def __init__(self, offset: int, first: int) -> None:
-        super().__init__(f"offset {offset} was deleted; the log begins at {first}")
+        super().__init__(f"offset {offset} was deleted; the log starts at {first}")
         self.offset = offset
         self.first = first
 
 
 class BeyondEnd(OutOfRange):
-    """`offset` lies above `end`, where the next record will go."""
+    """`offset` is above `end`, the offset of the next record."""
 
     def __init__(self, offset: int, end: int) -> None:
         super().__init__(f"offset {offset} is not written yet; the log ends at {end}")
@@ -78,24 +78,30 @@ class BeyondEnd(OutOfRange):
 
 
 class NotARecord(JournalError):
-    """`offset` is inside the log, but no record begins there."""
+    """`offset` is inside the log, but no record starts there."""
 
     def __init__(self, offset: int) -> None:
-        super().__init__(f"no record begins at offset {offset}; seek to the nearest one before it")
+        super().__init__(f"no record starts at offset {offset}; seek to the nearest one before it")
         self.offset = offset
 
 
 class CutAway(JournalError):
-    """Recovery cut the log at `cut` after the reader had read up to `offset`: what it read there is gone."""
+    """Recovery truncated the log at `cut` after the reader had read up to `offset`.
+
+    The records after `cut` are lost.
+    """
 
     def __init__(self, offset: int, cut: int) -> None:
-        super().__init__(f"the log was cut at {cut} since offset {offset} was read; go back to {cut}")
+        super().__init__(f"the log was truncated at {cut} since offset {offset} was read; continue at {cut}")
         self.offset = offset
         self.cut = cut
 
 
 class Stopped(JournalError):
-    """The log takes no writes, over restarts too, until an operator resumes it. Reading goes on."""
+    """The log accepts no writes, also after restarts, until an operator resumes it.
+
+    Reads are possible.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the log is stopped for writes: {reason}")
@@ -103,9 +109,7 @@ class Stopped(JournalError):
 
 
 class Full(JournalError):
-    """No space, quota or file descriptor left; what was attempted left nothing behind, and may be tried
-    again.
-    """
+    """No space, quota or file descriptor left. The operation had no effect and may be retried."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"no room left: {reason}")
@@ -125,13 +129,14 @@ class NewerFormat(JournalError):
 
 
 class Locked(JournalError):
-    """Another process holds the lock file `path`; `holder` is what it wrote there (its process id), if
-    anything.
+    """Another process holds the lock file `path`.
+
+    `holder` is its process id from the file, if any.
     """
 
     def __init__(self, path: str, holder: str = "") -> None:
         by = f" by process {holder}" if holder else ""
-        super().__init__(f"{path} is held{by}: only one broker may use a data folder")
+        super().__init__(f"{path} is locked{by}: only one broker may use a data folder")
         self.path = path
         self.holder = holder
 

@@ -1,14 +1,13 @@
-"""Group commit: one force at a time serves all who wait, and one for many files where the system can.
+"""Group commit: one fsync at a time serves all waiters, one syncfs several files.
 
-The owner's thread calls `want`, `dirty`, `flush_all`; the forces themselves run in a worker, through `run(fn, done)`:
-it calls `fn()` anywhere and then `done(result, error)` in the owner's thread. While one force is in flight the next
-gathers; it starts before the waiters of the last are called.
+The owner's thread calls `want`, `dirty` and `flush_all`. The fsyncs run in a worker through `run(fn, done)`,
+which calls `fn()` anywhere and then `done(result, error)` in the owner's thread. Requests that arrive during
+an fsync are served by the next one, which starts before the waiters of the previous one are called.
 
-One dirty file is forced by itself, without a worker where the system can (`journal.linux_aio`) and is not slower so,
-several by one `syncfs`.
-A failed syncfs names no file and tells the error only once, so behind one every file with bytes not yet proven gets a
-force of its own, which does name it; those whose own force fails are stopped, the others go on. Nothing is ever
-retried.
+A single dirty file is fsynced by itself, without a worker where the system can (`journal.linux_aio`) and is
+not slower; several files by one `syncfs`. A failed syncfs does not name a file and reports the error only
+once, so after one every file whose bytes are not yet verified gets an fsync of its own, which does name it.
+Logs whose own fsync fails are stopped, the others continue. Nothing is ever retried.
 """
 
 from __future__ import annotations
@@ -31,24 +30,32 @@ Waiter = Callable[[Exception | None], None]
 Run = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
 
 SLOW_FACTOR: Final = 4.0
-"""`auto`: a syncfs this many times slower than forcing its files one by one writes others' bytes too."""
+"""`auto`: a syncfs slower by this factor than fsyncs of its files one by one also writes data of other
+programs.
+"""
 SLOW_SECONDS: Final = 0.02
-"""Below this a syncfs is never called slow: small forces vary by more than the factor."""
+"""A faster syncfs is never called slow: short fsyncs vary by more than the factor."""
 SLOW_ROUNDS: Final = 3
-"""So many slow ones in a row, and files are forced one by one for PAUSE_SECONDS."""
+"""After this many consecutive slow syncfs calls, fsync files individually for PAUSE_SECONDS."""
 PAUSE_SECONDS: Final = 60.0
 SMOOTHING: Final = 0.2
-"""Weight of the newest measurement of a single force."""
+"""Weight of the newest measurement of a single fsync."""
 MEDIAN_STEP: Final = 1.15
-"""Finds its way over a factor of ten within 17 measurements, and does not swing widely where it is."""
+"""Factor of one step: adapts to a tenfold change within 17 measurements and oscillates little."""
 PROBE_ROUNDS: Final = 128
-"""One single force in so many goes the way that was slower: below one in a hundred, so that a p99 does not see it."""
+"""One single fsync out of this many uses the slower method: below one in a hundred, so that a p99 does not
+show it.
+"""
 KERNEL_BONUS: Final = 1.2
-"""The kernel may be slower by this factor: it costs the owner a quarter less processor time a force (measured)."""
+"""The kernel may be slower by this factor: it costs the owner a quarter less CPU time per fsync (measured).
+"""
 
 
 class Forceable(Protocol):
-    """What is forced: journal.log.log.Log. All in the owner's thread."""
+    """A log that a Forcer fsyncs, such as journal.log.log.Log.
+
+    All members are used in the owner's thread.
+    """
 
     @property
     def stopped(self) -> str | None: ...
@@ -57,30 +64,36 @@ class Forceable(Protocol):
     @property
     def end_offset(self) -> int: ...
     def force_plan(self) -> Plan | None:
-        """What a force that starts now would cover; None if there is nothing to force, or no use in it."""
+        """Plan an fsync of everything written so far; None if nothing needs it or the log is stopped."""
         ...
 
     def force_done(self, plan: Any, error: Exception | None) -> Callable[[], None] | None:
-        """Takes note of a force's end, moves `forced_offset` or stops; answers work to be done in a worker."""
+        """Record the result of an fsync: advance `forced_offset`, or stop.
+
+        Returns follow-up file work for a worker, or None.
+        """
         ...
 
 
 class Plan(Protocol):
-    """What one force of one log covers, as it was when the force began."""
+    """What one fsync of one log covers, as of its start."""
 
     @property
     def log(self) -> Forceable: ...
     def force(self) -> None:
-        """Forces the log's own files; in a worker. Raises OSError."""
+        """Fsync the log's own files. Called in a worker. Raises OSError."""
         ...
 
     def begin(self, begin: Begin, landed: Landed) -> bool:
-        """Starts the same without a worker; `landed(error)` when it has ended. False: nothing was begun."""
+        """Start the fsync without a worker and call `callback(error)` at its end.
+
+        False if none was started.
+        """
         ...
 
 
 class _Speed:
-    """`auto`: whether one syncfs for several files pays, or forces what strangers write to the same disk."""
+    """`auto`: whether a syncfs for several files is fast, or also writes other programs' data."""
 
     def __init__(self) -> None:
         self._single = 0.0
@@ -88,12 +101,15 @@ class _Speed:
         self._pause_until = float("-inf")
 
     def pays(self, now: float) -> bool:
+        """True if a syncfs may be used at `now` (monotonic, s)."""
         return now >= self._pause_until
 
     def single(self, seconds: float) -> None:
+        """Record the duration of the fsync of one file."""
         self._single += (seconds - self._single) * (SMOOTHING if self._single else 1.0)
 
     def joint(self, seconds: float, files: int, now: float) -> None:
+        """Record the duration of a syncfs for `files` files."""
         limit = max(SLOW_SECONDS, SLOW_FACTOR * files * self._single)
         self._slow = self._slow + 1 if seconds > limit else 0
         if self._slow >= SLOW_ROUNDS:
@@ -102,12 +118,13 @@ class _Speed:
 
 
 class _Median:
-    """A running median: it goes a step up or down, however far off a measurement is, so stalls do not count more."""
+    """A running median: one step up or down per measurement, so that outliers do not count more."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def note(self, seconds: float) -> None:
+        """Record a measurement."""
         if not self.seconds:
             self.seconds = seconds
         elif seconds > self.seconds:
@@ -117,10 +134,10 @@ class _Median:
 
 
 class _Ways:
-    """Whether the kernel or a worker forces a single file faster, from its start to its end in the owner's thread.
+    """Whether the kernel or a worker fsyncs a single file faster, as seen by the owner's thread.
 
-    On an idle machine the kernel does. On a busy one its thread, which is bound to the processor of the owner, may wait
-    there for its turn (3 ms measured, where a worker that moved to the other processor took 0.3).
+    On an idle machine the kernel does. On a busy one its thread, which is bound to the owner's processor, may
+    wait there (3 ms measured, where a worker that moved to the other processor took 0.3 ms).
     """
 
     def __init__(self) -> None:
@@ -129,16 +146,18 @@ class _Ways:
         self._round = 0
 
     def kernel_pays(self) -> bool:
-        """Now and then the slower one is tried, since things change."""
+        """True if the next single fsync should use the kernel."""
+        # The slower method is tried now and then, since conditions change.
         self._round = (self._round + 1) % PROBE_ROUNDS
         faster = self.kernel.seconds <= KERNEL_BONUS * self.worker.seconds
         return faster if self._round else not faster
 
 
 class Forcer:
-    """See the module. `anchor_path`: a folder on the file system of all logs that this one forces.
+    """Fsyncs a set of logs on behalf of waiters; see the module docstring for how.
 
-    `begin` (`ForceQueue.begin`), where the system has it, forces a single file without a worker.
+    `anchor_path`: a folder on the file system of all these logs. `begin` (`AioFsyncQueue.start`), if the
+    system has it, fsyncs a single file without a worker.
     """
 
     def __init__(
@@ -167,19 +186,21 @@ class Forcer:
         self._failures = 0
         self._proven: WeakKeyDictionary[Forceable, int] = WeakKeyDictionary()
         self.forces = 0
-        """Rounds so far; `joint_forces` of them were one syncfs."""
+        """Fsync rounds so far; `joint_forces` of them were one syncfs."""
         self.joint_forces = 0
 
     @property
     def idle(self) -> bool:
-        """True if no force is in flight and nobody waits for one."""
+        """True if no fsync is in progress and there are no waiters."""
         return not self._flying and not self._wants and not self._dirty
 
     def want(self, log: Forceable, offset: int, waiter: Waiter, *, start: bool = True) -> None:
-        """Calls `waiter(None)` once `log` is forced up to `offset`, `waiter(error)` if it stops before.
+        """Call `waiter(None)` once `log` is durable up to `offset`.
 
-        `start=False` leaves the start of the next force to `start`: whoever has several logs at hand names them all
-        first, and one force serves them. Raises BeyondEnd.
+        Call `waiter(error)` if it stops before.
+
+        `start=False` leaves the start of the next fsync to `start`, so that a caller with several logs can
+        add them all first and one fsync serves them. Raises BeyondEnd.
         """
         if log.forced_offset >= offset:
             self._answer([(waiter, None)])
@@ -194,16 +215,19 @@ class Forcer:
                 self.start()
 
     def dirty(self, log: Forceable) -> None:
-        """The next force includes `log`; none is started for it."""
+        """Include `log` in the next fsync, without starting one."""
         self._dirty[log] = None
 
     def flush_all(self, waiter: Waiter) -> None:
-        """Forces every log that was marked dirty or is being forced; then `waiter(None)`, or the first error."""
+        """Fsync every log that is dirty or being fsynced.
+
+        Then call `waiter(None)`, or with the first error.
+        """
         logs = [*{plan.log: None for plan in self._flying} | self._dirty]
         left = len(logs) + 1
         failed: list[Exception] = []
 
-        def arrived(error: Exception | None) -> None:
+        def on_durable(error: Exception | None) -> None:
             nonlocal left
             left -= 1
             if error is not None:
@@ -212,12 +236,12 @@ class Forcer:
                 waiter(failed[0] if failed else None)
 
         for log in logs:
-            self.want(log, log.end_offset, arrived, start=False)
+            self.want(log, log.end_offset, on_durable, start=False)
         self.start()
-        arrived(None)
+        on_durable(None)
 
     def start(self) -> None:
-        """Starts a force, if there is something to force and none is in flight."""
+        """Start an fsync if a log is dirty and none is in progress."""
         while self._dirty and not self._flying:
             logs, self._dirty = self._dirty, {}
             plans = [plan for log in logs if (plan := log.force_plan()) is not None]
@@ -227,7 +251,7 @@ class Forcer:
         self._answer([])
 
     def close(self) -> None:
-        """Gives the anchor back; nothing may be in flight or waiting."""
+        """Close the anchor; no fsync may be in progress or waited for."""
         anchor, self._anchor = self._anchor, None
         if anchor is not None:
             anchor.close()
@@ -238,35 +262,36 @@ class Forcer:
         alone = len(plans) == 1 and self._begin is not None
         if alone and self._ways.kernel_pays() and self._fly_alone(plans[0]):
             return
-        began = self._clock.monotonic()
+        started_at = self._clock.monotonic()
 
         def done(results: list[Exception | None] | None, error: BaseException | None) -> None:
             if alone:
-                self._ways.worker.note(self._clock.monotonic() - began)
+                self._ways.worker.note(self._clock.monotonic() - started_at)
             self._done(plans, results, error)
 
         self._run(lambda: self._force(plans), done)
 
     def _fly_alone(self, plan: Plan) -> bool:
-        """One file, without a worker; False where that cannot be."""
-        began = self._clock.monotonic()
+        """Start an fsync of one file without a worker; False if that is not possible."""
+        started_at = self._clock.monotonic()
 
-        def landed(error: Exception | None) -> None:
-            self._ways.kernel.note(self._clock.monotonic() - began)
+        def on_end(error: Exception | None) -> None:
+            self._ways.kernel.note(self._clock.monotonic() - started_at)
             if error is None:
-                self._note_own(plan, began)
+                self._note_own(plan, started_at)
             self._done([plan], [error], None)
 
-        return self._begin is not None and plan.begin(self._begin, landed)
+        return self._begin is not None and plan.begin(self._begin, on_end)
 
     def _done(
         self, plans: list[Plan], results: list[Exception | None] | None, error: BaseException | None
     ) -> None:
-        """The end of a force, in the owner's thread."""
+        """Complete a round of fsyncs, in the owner's thread."""
         self._flying = []
         if results is None:
-            # Not an error of the disk, but of this code or of the thread: what is on the disk is as unknown.
-            results = [RuntimeError(f"the force did not run: {error!r}")] * len(plans)
+            # An error of this code or of the thread, not of the disk; what is on the disk is unknown all the
+            # same.
+            results = [RuntimeError(f"the fsync did not run: {error!r}")] * len(plans)
         work = [plan.log.force_done(plan, result) for plan, result in zip(plans, results, strict=True)]
         self._settle({plan.log for plan in plans}, again=True)
         self.start()
@@ -275,16 +300,17 @@ class Forcer:
             self._run(job, _raise)
 
     def _settle(self, logs: Iterable[Forceable], *, again: bool) -> None:
-        """Notes the answers of those who waited for these logs and need wait no longer.
+        """Queue the results of the waiters of `logs` whose wait has ended.
 
-        `again`: the rest waits for the next force of the log; else there will be none.
+        `again`: the others wait for the next fsync of the log; else they get an error, because there will be
+        none.
         """
         for log in logs:
             waiting = self._wants.pop(log, [])
             rest = [want for want in waiting if want[0] > log.forced_offset]
             self._answers.extend((waiter, None) for offset, waiter in waiting if offset <= log.forced_offset)
             if rest and (log.stopped is not None or not again):
-                # A log that has nothing to force and is not stopped was closed with a waiter left.
+                # A log that needs no fsync and is not stopped was closed while a waiter was left.
                 error = Closed() if log.stopped is None else Stopped(log.stopped)
                 self._answers.extend((waiter, error) for _, waiter in rest)
             elif rest:
@@ -292,7 +318,7 @@ class Forcer:
                 self._dirty[log] = None
 
     def _answer(self, answers: Sequence[tuple[Waiter, Exception | None]]) -> None:
-        """Calls waiters in the order in which their waits ended, also if one of them causes more to end."""
+        """Call waiters in the order in which their waits ended, also if a waiter causes more to end."""
         self._answers.extend(answers)
         if self._answering:
             return
@@ -305,21 +331,22 @@ class Forcer:
             self._answering = False
 
     def _force(self, plans: list[Plan]) -> list[Exception | None]:
-        """One result for each plan; in a worker, one at a time."""
+        """Fsync all plans in a worker and return one result per plan. One call at a time."""
         anchor = self._anchor
         if anchor is None or len(plans) == 1 or not self._joint_pays():
             return [self._own(plan) for plan in plans]
-        began = self._clock.monotonic()
+        started_at = self._clock.monotonic()
         try:
             self._disk.sync_file_system(anchor)
         except OSError:
-            # It does not say whose bytes are gone, and will not say it again: from now on every log is suspect
-            # until a force of its own has succeeded, also those that are not part of this round.
+            # The error does not name the files whose bytes are lost, and is not reported again: from now on
+            # every log is suspect until an fsync of its own has succeeded, also logs that are not part of
+            # this round.
             self._failures += 1
         else:
             self.joint_forces += 1
             ended = self._clock.monotonic()
-            self._speed.joint(ended - began, len(plans), ended)
+            self._speed.joint(ended - started_at, len(plans), ended)
         return [
             None if self._proven.get(plan.log, 0) == self._failures else self._own(plan) for plan in plans
         ]
@@ -328,33 +355,36 @@ class Forcer:
         return self._method == "syncfs" or self._speed.pays(self._clock.monotonic())
 
     def _own(self, plan: Plan) -> Exception | None:
-        began = self._clock.monotonic()
+        started_at = self._clock.monotonic()
         try:
             plan.force()
         except (OSError, JournalError) as error:
             return error
-        self._note_own(plan, began)
+        self._note_own(plan, started_at)
         return None
 
     def _note_own(self, plan: Plan, began: float) -> None:
-        """A force of the log's own file that began at `began` was good."""
+        """Record a successful fsync of the log's own file that started at `began`."""
         self._proven[plan.log] = self._failures
         self._speed.single(self._clock.monotonic() - began)
 
 
 def _raise(_: Any, error: BaseException | None) -> None:
-    """Work behind a force deals with the disk's errors itself; anything else is a fault of ours, and loud."""
+    """Raise the error of follow-up work."""
+    # The work handles disk errors itself; any other error is a bug and must be visible.
     if error is not None:
         raise error
 
 
 KEPT_OPEN: list[File] = []
-"""Files with bytes whose force failed: closing one could swallow the error, so they stay open until the process
-ends."""
+"""Files whose fsync failed. Closing one could hide the error, so they stay open until the process ends."""
 
 
 class GatedFile(Protocol):
-    """One of the log's files; a sealed one is forced, and only read. `end`: where its bytes end, as the log counts."""
+    """A file of a log; a sealed one is durable and only read.
+
+    `end`: end of its bytes as an offset of the log.
+    """
 
     sealed: bool
 
@@ -369,25 +399,27 @@ Gated = TypeVar("Gated", bound=GatedFile)
 
 
 class Gate:
-    """The forces of one log's files: one at a time, and none behind one that failed.
+    """Fsyncs of one log's files: one at a time, and none after one that failed.
 
-    The system tells a failed force to one caller only: a second one beside it, or after it, would be told that all is
-    well. So the error is kept, and every later force fails alike: nothing is retried. Any thread, but for `begin` and
-    the end of what it began, which are the owner's.
+    The system reports a failed fsync to one caller only: a concurrent or later call would succeed. So the
+    error is kept and every later fsync raises it; nothing is retried. Any thread, except `start` and the end
+    of an fsync started by it, which run in the owner's thread.
 
-    `pins` keep the files open while one is forced.
+    `references` keep the files open during an fsync.
     """
 
     def __init__(self, pins: Pins) -> None:
         self.shut = False
-        """True once the files are no longer the log's: they are not forced any more."""
+        """True once the files no longer belong to the log: they are not fsynced any more."""
         self._pins = pins
         self._lock = threading.Lock()
         self._error: Exception | None = None
         self._flight: Flight | None = None
 
     def force(self, file: GatedFile, how: Callable[[], None] | None = None) -> None:
-        """Forces a file; a sealed one is forced already. `how` does it instead, with what must come before others may.
+        """Fsync a file, unless it is sealed.
+
+        `how` replaces the fsync and runs before any other can start.
 
         Raises OSError.
         """
@@ -406,9 +438,9 @@ class Gate:
                 raise
 
     def begin(self, file: GatedFile, begin: Begin, landed: Landed) -> bool:
-        """Starts a force of a file that needs no thread; `landed(error)` when it has ended.
+        """Start an fsync of a file without a thread and call `callback(error)` at its end.
 
-        False: nothing was begun, `force` does it, or says why not.
+        False if none was started; `fsync` then does it, or raises the reason.
         """
         if self._flight is not None or not self._lock.acquire(blocking=False):
             return False
@@ -428,14 +460,14 @@ class Gate:
     def _landed(self, landed: Landed, error: OSError | None) -> None:
         if error is not None:
             self._error = self._error or error
-        self._flight = None  # last: a worker that does not wait for it any more must find the error
+        self._flight = None  # last: a worker that no longer waits for the fsync must see the error
         self._pins.unpin()
         landed(error)
 
     def keep_unforced(self, files: Sequence[Gated], forced: int) -> list[Gated]:
-        """Those of `files` with bytes that are not known to be forced: they must never be closed, and are kept open.
+        """Return those of `files` with bytes that may not be durable, and keep them open for good.
 
-        `forced`: up to there the log is.
+        They must never be closed. The log is durable up to `durable`.
         """
         unforced = [file for file in files if not file.sealed and (file.end > forced or self._error)]
         KEPT_OPEN.extend(file.file for file in unforced)

@@ -1,9 +1,9 @@
-"""Forces that the system carries out by itself: the fdatasync of Linux AIO, without a thread of ours.
+"""Asynchronous fsync: fdatasync through Linux AIO, without a thread.
 
-A thread that forces a file must be woken, and gets the interpreter's lock only when the owner rests; here the owner
-hands the force to the kernel in one call, and an eventfd tells its end. What a force means, and how its error is told,
-is the same (in the kernel both are `vfs_fsync`). Python's `os` lacks these calls, so they go through ctypes; where the
-system does not have them, `ForceQueue.open` says None, and the caller forces in a thread.
+A thread that fsyncs must be woken and gets the interpreter lock only when the owner is idle; here one call
+passes the fsync to the kernel, and an eventfd reports its end. The effect and the error are the same (in the
+kernel both are `vfs_fsync`). Python's `os` lacks these calls, so they are made through ctypes; where the
+system lacks them, `AioFsyncQueue.open` returns None and the caller fsyncs in a thread.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any, Final, NamedTuple
 from journal.disk import File, RealFile
 
 Landed = Callable[[OSError | None], None]
-"""Told once, in the owner's thread, how a force ended."""
+"""Called once, in the owner's thread, with the error of an fsync or None."""
 
 FLIGHTS_MAX: Final = 64
-"""Forces under way at once: a forcer has one, and there may be several forcers."""
+"""Concurrent fsyncs: a forcer has one, and there may be several forcers."""
 WAIT_SECONDS: Final = 0.05
-"""How long `Flight.wait` sleeps before it looks whether somebody else has taken note of the end."""
+"""Time that `AioFsync.wait` blocks before it checks whether another thread has collected the result."""
 
 
 class _Calls(NamedTuple):
-    """The numbers of the system calls, which ctypes needs."""
+    """System call numbers for ctypes."""
 
     setup: int
     destroy: int
@@ -48,7 +48,7 @@ _TIME: Final = Struct("<qq")
 
 
 class Flight:
-    """One force under way. `done` once its end is known, then `error` says how it ended."""
+    """One fsync in progress. `done` is set at its end; `error` is then its result."""
 
     __slots__ = ("_queue", "done", "error", "landed", "path")
 
@@ -60,18 +60,24 @@ class Flight:
         self.error: OSError | None = None
 
     def wait(self) -> OSError | None:
-        """Sleeps, in any thread, until the force has ended; its error. `landed` is called by the owner all the same."""
+        """Block in any thread until the fsync has ended, and return its error or None.
+
+        The owner calls `callback` all the same.
+        """
         while not self.done:
             self._queue.collect(WAIT_SECONDS)
         return self.error
 
 
 Begin = Callable[[File, Landed], Flight | None]
-"""`ForceQueue.begin`."""
+"""`AioFsyncQueue.start`."""
 
 
 class ForceQueue:
-    """Forces of single files. The owner's thread calls all but `Flight.wait`. Made by `open`."""
+    """Fsyncs of single files. The owner's thread makes all calls except `AioFsync.wait`.
+
+    Made by `open`.
+    """
 
     def __init__(self, calls: _Calls, context: int, descriptor: int) -> None:
         self._calls = calls
@@ -86,7 +92,7 @@ class ForceQueue:
 
     @classmethod
     def open(cls) -> ForceQueue | None:
-        """A queue; None where the system has no AIO, or forbids it."""
+        """Open a queue; None if the system has no AIO or forbids it."""
         calls = _MACHINES.get(platform.machine())
         if (
             not sys.platform.startswith("linux")
@@ -101,18 +107,20 @@ class ForceQueue:
         return cls(calls, context.value, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
 
     def fileno(self) -> int:
-        """An eventfd: readable when a force has ended; read it, then take `ended`."""
+        """An eventfd, readable when an fsync has ended; read it, then call `drain_ended`."""
         return self._descriptor
 
     @property
     def busy(self) -> bool:
-        """Whether a force is under way, or has ended and was not taken."""
+        """True if an fsync is in progress, or has ended and was not drained."""
         return bool(self._flights or self._ended)
 
     def begin(self, file: File, landed: Landed) -> Flight | None:
-        """Starts a force of what was written to `file`; `landed(error)` is to be called when it has ended.
+        """Start an fsync of what was written to `file`.
 
-        None, and nothing was begun, where the system does not take it: force it in another way.
+        None, without effect, if the system does not accept it.
+
+        The caller of `drain_ended` then calls `callback(error)`.
         """
         if not isinstance(file, RealFile) or len(self._flights) >= FLIGHTS_MAX:
             return None
@@ -126,13 +134,13 @@ class ForceQueue:
         return flight
 
     def ended(self) -> Iterator[Flight]:
-        """Those that have ended since, each once; whoever takes them calls their `landed`."""
+        """Yield each fsync that has ended, once; the caller must call its `callback`."""
         self.collect(0.0)
         while self._ended:
             yield self._ended.popleft()
 
     def collect(self, seconds: float) -> None:
-        """Takes note of forces that have ended; waits for one at most `seconds`. Any thread."""
+        """Collect ended fsyncs; wait up to `seconds` for one. Any thread. Raises OSError."""
         events = ctypes.create_string_buffer(_EVENT.size * FLIGHTS_MAX)
         time = ctypes.create_string_buffer(_TIME.pack(0, int(seconds * 1e9)))
         call = _slow if seconds else _quick
@@ -146,7 +154,7 @@ class ForceQueue:
             ctypes.addressof(time),
         )
         if count < 0 and (code := ctypes.get_errno()) != errno.EINTR:
-            raise OSError(code, f"the ends of forces cannot be learned: {os.strerror(code)}")
+            raise OSError(code, f"the results of fsyncs cannot be read: {os.strerror(code)}")
         for number in range(count):
             key, _, result, _ = _EVENT.unpack_from(events, number * _EVENT.size)
             flight = self._flights.pop(key)
@@ -155,11 +163,11 @@ class ForceQueue:
             self._ended.append(flight)
             flight.done = True
         if count > 0 and seconds:
-            # The owner may have been woken, and found nothing, while these were on their way to `_ended`.
+            # The owner may have been woken and found nothing before these were appended to `_ended`.
             os.eventfd_write(self._descriptor, 1)
 
     def close(self) -> None:
-        """Gives it back; nothing may be under way."""
+        """Close the queue; no fsync may be in progress."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             _slow(self._calls.destroy, self._context, 0, 0, 0, 0)
@@ -175,5 +183,6 @@ def _system_call(library: Any) -> Any:
 
 
 _quick: Final = _system_call(ctypes.PyDLL(None, use_errno=True))
-"""Keeps the interpreter's lock: for calls that never wait."""
+"""Keeps the interpreter lock: for calls that never wait."""
 _slow: Final = _system_call(ctypes.CDLL(None, use_errno=True))
+"""Releases the interpreter lock."""

@@ -1,4 +1,4 @@
-"""Pooled memory: arenas, chunks of pages, slabs, a cache for each thread, buffers held by reference count."""
+"""Pooled, reference-counted memory buffers: arenas, chunks of pages, slabs, thread caches."""
 
 from journal.buffers.pool import Buffer, Leak, Pool, PoolStats, Released
 

@@ -1,9 +1,9 @@
-"""An arena: chunks, and slabs cut from their pages, under one lock. A pool has several so that threads
-rarely meet.
+"""Arenas of the buffer pool: chunks of memory, and slabs made from their pages.
 
-`take` finds the place for a rounded size and `give` takes it back; a place is (memory, position, size,
-slab). Slabs that have a free element stand in a list per size, tiny and small ones apart, as in Netty 4;
-the last slab of a size is kept when it empties, because the next request of that size is near.
+The sizes are those of Netty 4's allocator: a chunk of 16 MiB has 2,048 pages of 8 KiB. A request is *tiny*
+(below 512 bytes, rounded up to a multiple of 16), *small* (a power of two below a page), a *run* (a power of
+two of pages, up to a chunk) or *huge* (above a chunk: mapped alone, never pooled). A rounded size is below
+twice the request, but at least 16 bytes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Memory that is given out: `size` bytes of `view` from `position`.
+    """Allocated memory: `size` bytes of `view` from `position`.
 
-    `chunk` is None for a huge one, which has a mapping of its own; `slab` is None for a run of pages.
+    `chunk` is None for a huge allocation, which has a mapping of its own; `slab` is None for a run of pages.
     """
 
     view: memoryview
@@ -29,7 +29,12 @@ class Place(NamedTuple):
 
 
 class Arena:
-    """Gives out places and takes them back; safe for threads."""
+    """Allocates and frees memory under one lock. Thread-safe.
+
+    A pool has several arenas, so that threads rarely wait for each other. Slabs with a free element are in
+    one dict per size, tiny and small sizes separate, as in Netty 4. The last slab of a size is kept when it
+    becomes empty, because the next request of that size is likely soon.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +45,7 @@ class Arena:
         self.huge_bytes = 0
 
     def take(self, size: int) -> Place:
-        """A place of `size` bytes (rounded). Raises MemoryError when the system has no more."""
+        """Allocate `size` bytes (rounded). Raises MemoryError when the system has no more."""
         if size > CHUNK_BYTES:
             return self._take_huge(size)
         with self._lock:
@@ -54,7 +59,7 @@ class Arena:
             return Place(chunk.view, place_of(node)[0], size, chunk, None, self)
 
     def give(self, place: Place) -> None:
-        """Take a place back. Raises ValueError if it is not given out."""
+        """Free an allocation. Raises ValueError on a double free."""
         if place.chunk is None:
             self._give_huge(place)
             return
@@ -66,9 +71,9 @@ class Arena:
                 self._give_element(place.slab, place.position)
 
     def trim(self) -> int:
-        """Give back what is only kept for later: empty slabs, empty chunks, the free pages of the rest.
+        """Return unused memory to the system: empty slabs, empty chunks, free pages of the others.
 
-        Returns the bytes of address space and pages handed back to the system.
+        Returns the number of bytes (address space of chunks, memory of pages).
         """
         with self._lock:
             for lists in (self._tiny, self._small):
@@ -79,19 +84,19 @@ class Arena:
             return dropped + sum(chunk.trim() for chunk in self._chunks)
 
     def used_bytes(self) -> int:
-        """Bytes of every place that is given out, those in thread caches included."""
+        """Bytes of all allocations, including those in thread caches."""
         with self._lock:
             runs = sum(chunk.used_bytes for chunk in self._chunks)
             unused = sum(PAGE_BYTES - slab.used_count * slab.element_bytes for slab in self._slab_used)
             return runs - unused + self.huge_bytes
 
     def chunk_counts(self) -> tuple[int, ...]:
-        """Chunks in each of the usage lists, the emptiest list first."""
+        """Number of chunks in each usage list, the emptiest list first."""
         with self._lock:
             return self._chunks.counts()
 
     def slab_count(self) -> int:
-        """Pages that are cut into slabs."""
+        """Number of pages that are slabs."""
         return len(self._slab_used)
 
     def _slabs(self, size: int) -> dict[Slab, None]:
@@ -137,14 +142,11 @@ class Arena:
             self.huge_bytes -= place.size
 
 
-# A slab: one page of a chunk cut into elements of one sub-page size, with a bitmap of the free ones.
-
-
 class Slab:
-    """Elements of `element_bytes` inside the page at `position` of `chunk`.
+    """A page at `position` of `chunk`, split into elements of `element_bytes`.
 
-    The bitmap is one integer with a bit set for each free element, so the first free one is its lowest set
-    bit. Not safe for threads: the arena's lock guards it.
+    A bitmap in one integer has a bit for each free element; the first free one is its lowest set bit. Not
+    thread-safe: protected by the arena's lock.
     """
 
     __slots__ = ("_all", "_free", "chunk", "element_bytes", "node", "position")
@@ -159,52 +161,47 @@ class Slab:
 
     @property
     def full(self) -> bool:
-        """No element is free."""
+        """True if no element is free."""
         return not self._free
 
     @property
     def empty(self) -> bool:
-        """Every element is free."""
+        """True if every element is free."""
         return self._free == self._all
 
     @property
     def used_count(self) -> int:
-        """Elements that are given out."""
+        """Number of allocated elements."""
         return (self._all ^ self._free).bit_count()
 
     def take(self) -> int:
-        """The position in the chunk of an element that was free; call it only where not `full`."""
+        """Allocate an element and return its position in the chunk. Must not be called if `full`."""
         lowest = self._free & -self._free
         self._free ^= lowest
         return self.position + (lowest.bit_length() - 1) * self.element_bytes
 
     def give(self, position: int) -> None:
-        """Take the element at `position` back. Raises ValueError if it is not one that was given out."""
+        """Free the element at `position`. Raises ValueError if it is not an allocated element."""
         number, rest = divmod(position - self.position, self.element_bytes)
         bit = 1 << max(number, 0)
         if rest or number < 0 or not bit & self._all or bit & self._free:
-            raise ValueError(f"position {position} is no used element of the slab at {self.position}")
+            raise ValueError(
+                f"position {position} is not an allocated element of the slab at {self.position}"
+            )
         self._free |= bit
 
 
-# Sizes of the pooled allocator: one place that says how a request is rounded and what a chunk is cut into.
-#
-# The measures are those of Netty 4's allocator: a chunk of 16 MiB holds 2,048 pages of 8 KiB. A request is
-# *tiny* (below 512 bytes, rounded up to a multiple of 16), *small* (a power of two below a page), a *run* (a
-# power of two of pages, up to a chunk) or *huge* (above a chunk: mapped alone, never pooled). So a rounded size
-# is below twice the request, except that no request costs less than 16 bytes.
-
 PAGE_BYTES = 8192
 TREE_DEPTH = 11
-"""Levels below the root of a chunk's tree: 2 ** 11 = 2,048 leaves, one a page."""
+"""Levels below the root of a chunk's tree: 2 ** 11 = 2,048 leaves, one per page."""
 CHUNK_BYTES = PAGE_BYTES << TREE_DEPTH
 TINY_STEP = 16
 TINY_LIMIT = 512
-"""From here on sub-page sizes double instead of growing by 16: waste stays below a half either way."""
+"""From this size on, sub-page sizes double instead of growing by 16: less than half is wasted either way."""
 
 
 def rounded(size: int) -> int:
-    """Bytes that a request of `size` bytes (>= 0) really takes from a pool."""
+    """Bytes that a request of `size` bytes (>= 0) takes from a pool."""
     if size < TINY_LIMIT:
         return (size + TINY_STEP - 1) & -TINY_STEP or TINY_STEP
     if size > CHUNK_BYTES:
@@ -213,32 +210,30 @@ def rounded(size: int) -> int:
 
 
 def run_depth(size: int) -> int:
-    """The tree level whose nodes are runs of `size` bytes; `size` is rounded, a page at least, a chunk at
-    most.
+    """Tree level whose nodes are runs of `size` bytes.
+
+    `size` is rounded, between a page and a chunk.
     """
     return TREE_DEPTH - (size // PAGE_BYTES).bit_length() + 1
 
 
-# A chunk: 16 MiB of anonymous memory whose pages are given out in runs by a buddy tree.
-#
-# The tree is a complete binary tree kept in an array (children of n: 2n and 2n + 1; the leaves are pages). Each
-# node holds the level of the largest free run below it, so a run is found by one walk down, and taken and given
-# back by one walk up. This is the buddy system (Knowlton 1965) in the form that Netty 4 gave it.
-#
-# The memory is mapped, not allocated: pages that were never touched cost nothing, and `trim` hands free ones
-# back.
-
 TAKEN = TREE_DEPTH + 1
-"""A node's value when nothing below it is free."""
+"""Value of a node with nothing free below it."""
 
 _LEVELS = bytes(max(node, 1).bit_length() - 1 for node in range(2 << TREE_DEPTH))
 
 
 class Chunk:
-    """Runs of pages out of one mapping. Not safe for threads: the arena's lock guards it.
+    """16 MiB of anonymous memory, whose pages are allocated in runs by a buddy tree.
 
-    `used_bytes` counts what is given out in runs, slabs included. `view` spans all of the memory; a slice
-    of it keeps the mapping alive, so a chunk that its arena forgot goes when the last slice does.
+    The tree is a complete binary tree in an array (children of n: 2n and 2n + 1; the leaves are pages). Each
+    node has the level of the largest free run below it, so that a run is found by one walk down, and
+    allocated or freed by one walk up: the buddy system (Knowlton 1965) in Netty 4's form. The memory is
+    mapped: pages that were never touched cost nothing.
+
+    `used_bytes` counts allocated runs, slabs included. `view` covers all of the memory; a slice of it keeps
+    the mapping alive, so that a chunk removed from its arena is unmapped with its last slice. Not
+    thread-safe: protected by the arena's lock.
     """
 
     __slots__ = ("_mapping", "_tree", "used_bytes", "view")
@@ -251,13 +246,13 @@ class Chunk:
 
     @property
     def usage_percent(self) -> int:
-        """Share given out, 0 only if nothing is, 100 only if all is."""
+        """Allocated share; 0 only if nothing is allocated, 100 only if everything is."""
         if not self.used_bytes:
             return 0
         return max(1, self.used_bytes * 100 // CHUNK_BYTES)
 
     def take(self, depth: int) -> int:
-        """The node of a free run of `CHUNK_BYTES >> depth` bytes, or 0 when there is none."""
+        """Allocate a run of `CHUNK_BYTES >> depth` bytes and return its node; 0 if none is free."""
         tree = self._tree
         if tree[1] > depth:
             return 0
@@ -272,16 +267,17 @@ class Chunk:
         return node
 
     def give(self, node: int) -> None:
-        """Take the run of `node` back. Raises ValueError if it is not given out."""
+        """Free the page run at `node`. Raises ValueError on a double free."""
         if not 0 < node < len(self._tree) or self._tree[node] != TAKEN or self._split(node):
-            raise ValueError(f"node {node} is no used run of this chunk")
+            raise ValueError(f"node {node} is not an allocated run of this chunk")
         depth = _LEVELS[node]
         self._tree[node] = depth
         self.used_bytes -= CHUNK_BYTES >> depth
         self._settle_parents(node)
 
     def _split(self, node: int) -> bool:
-        """TAKEN because of its children, not as a run: a taken run leaves its children as they were, free."""
+        """True if the node is NOTHING_FREE because of its children and is not a run itself."""
+        # The children of an allocated run keep their values, which are free.
         left = node << 1
         return left < len(self._tree) and self._tree[left] == TAKEN and self._tree[left + 1] == TAKEN
 
@@ -299,8 +295,9 @@ class Chunk:
             tree[node] = best
 
     def trim(self) -> int:
-        """Hand the memory of free runs back to the system; the bytes handed back. They read as zeros
-        afterwards.
+        """Return the memory of free runs to the system; they read as zeros afterwards.
+
+        Returns the number of bytes.
         """
         total = 0
         for node in self._free_runs():
@@ -320,39 +317,38 @@ class Chunk:
 
 
 def mapped(size: int) -> mmap.mmap:
-    """`size` bytes of memory of this process alone; only private memory can be handed back page by page."""
+    """Map `size` bytes of private memory."""
+    # Only private memory can be returned page by page.
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def place_of(node: int) -> tuple[int, int]:
-    """(position in the chunk, bytes) of a node's run."""
+    """(position in the chunk, size in bytes) of a node's run."""
     level = _LEVELS[node]
     size = CHUNK_BYTES >> level
     return (node - (1 << level)) * size, size
 
 
 def page_node(position: int) -> int:
-    """The leaf of the page that holds `position`."""
+    """Leaf of the page that holds `position`."""
     return (1 << TREE_DEPTH) + position // PAGE_BYTES
 
 
-# The chunks of an arena, kept in lists by how full they are.
-#
-# A chunk moves to the next list when it grows fuller than its list allows and to the one before when it
-# empties; the ranges overlap, so a chunk at a border does not flutter. Half-full chunks are asked first: the
-# full ones are spared useless walks, and the nearly empty ones get the chance to become empty and go. Chunks
-# that never left the first list stay although they are empty (the pool would map and unmap at every burst
-# otherwise). Ranges and order are Netty 4's.
-
 NEVER = 1000
 RANGES_PERCENT = ((-NEVER, 25), (1, 50), (25, 75), (50, 100), (75, 100), (100, NEVER))
-"""(least, limit) of each list: a chunk moves up at or above `limit`, down below `least`."""
+"""(minimum, limit) of each list: a chunk moves up at or above `limit`, down below `minimum`."""
 ASK_ORDER = (3, 2, 1, 0, 4)
-"""Indices into RANGES_PERCENT; the last list holds only full chunks and is never asked."""
+"""Indices into RANGES_PERCENT in search order; the last list has only full chunks and is not searched."""
 
 
 class ChunkLists:
-    """Every chunk of an arena, in exactly one list. Not safe for threads: the arena's lock guards it."""
+    """The chunks of an arena, in lists by usage. Each chunk is in exactly one list.
+
+    The ranges overlap, so that a chunk at a limit does not move back and forth. Half-full chunks are searched
+    first: full ones would be searched in vain, and nearly empty ones can become empty and be unmapped. Empty
+    chunks that never left the first list stay, so that the pool does not map and unmap at every burst. Ranges
+    and order are Netty 4's. Not thread-safe: protected by the arena's lock.
+    """
 
     def __init__(self) -> None:
         self._lists: tuple[dict[Chunk, None], ...] = tuple({} for _ in RANGES_PERCENT)
@@ -365,11 +361,14 @@ class ChunkLists:
         return iter(list(self._where))
 
     def counts(self) -> tuple[int, ...]:
-        """Chunks in each list, emptiest list first."""
+        """Number of chunks in each list, the emptiest list first."""
         return tuple(map(len, self._lists))
 
     def take(self, depth: int) -> tuple[Chunk, int]:
-        """(chunk, node) of a run at tree level `depth`, out of a new chunk when no other has one."""
+        """Allocate a run at tree level `depth`, in a new chunk if no other has one.
+
+        Return (chunk, node).
+        """
         for index in ASK_ORDER:
             for chunk in self._lists[index]:
                 if node := chunk.take(depth):
@@ -382,12 +381,12 @@ class ChunkLists:
         return chunk, node
 
     def give(self, chunk: Chunk, node: int) -> None:
-        """Take a run back; a chunk that is empty now and outside the first list is let go."""
+        """Free a run; remove the chunk if it is then empty and not in the first list."""
         chunk.give(node)
         self._settle(chunk)
 
     def drop_empty(self) -> int:
-        """Let go of every empty chunk, the first list's too; how many went."""
+        """Remove every empty chunk, also those of the first list; return their number."""
         empty = [chunk for chunk in self._where if not chunk.used_bytes]
         for chunk in empty:
             self._remove(chunk)

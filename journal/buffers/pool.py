@@ -1,8 +1,4 @@
-"""The pool: `allocate` a buffer of any size, `release` it, see what is out.
-
-A thread allocates from one arena, chosen in turn, behind a cache of its own; a buffer of another arena goes
-back to it at once. `trim` returns to the system whatever is only kept for later.
-"""
+"""The buffer pool: buffers of any size, thread caches, statistics and a leak report."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from typing import NamedTuple
 from journal.buffers.arena import PAGE_BYTES, TINY_LIMIT, Arena, Place, rounded
 
 ARENA_COUNT = 2
-"""Arenas of a pool: the thread that serves and one for all the others; more only pay with many busy
+"""Arenas of a pool: one for the thread that serves and one for all others; more only help with many busy
 threads.
 """
 
@@ -27,10 +23,10 @@ logger = logging.getLogger("journal.buffers")
 
 
 class PoolStats(NamedTuple):
-    """What a pool has out, and what it keeps. Bytes are rounded sizes, as they are taken from chunks."""
+    """Statistics of a pool. Bytes are rounded sizes, as allocated from chunks."""
 
     live_count: int
-    """Buffers that nobody released yet."""
+    """Buffers that are not released."""
     live_bytes: int
     cached_bytes: int
     huge_bytes: int
@@ -44,7 +40,7 @@ class PoolStats(NamedTuple):
 
 
 class Leak(NamedTuple):
-    """A buffer that was not released: where it was allocated, its size, and how many like it."""
+    """Buffers that were not released: where they were allocated, their size, their number."""
 
     place: str
     size_bytes: int
@@ -56,8 +52,12 @@ class _Local(threading.local):
 
 
 class Pool:
-    """Buffers out of arenas; safe for threads. With `debug` each remembers its allocation's place, at a
-    cost.
+    """Pool of buffers. Thread-safe.
+
+    With `debug` each buffer records its place of allocation, which costs time.
+
+    A thread allocates from one arena, assigned round-robin, through a cache of its own; a buffer of another
+    arena is returned to it immediately.
     """
 
     def __init__(self, arena_count: int = ARENA_COUNT, *, debug: bool = False) -> None:
@@ -72,20 +72,21 @@ class Pool:
         self._forgotten: deque[tuple[str, int]] = deque()
 
     def allocate(self, size: int) -> Buffer:
-        """A buffer of exactly `size` bytes, held once. Raises ValueError below 0, MemoryError without
-        memory.
+        """Allocate a buffer of exactly `size` bytes with one reference.
+
+        Raises ValueError below 0, MemoryError without memory.
         """
         if size < 0:
             raise ValueError(f"a buffer cannot have {size} bytes")
         cache = self._local.cache or self._new_cache()
         whole = rounded(size)
-        place = cache.take(whole) or cache.arena.take(whole)
+        allocation = cache.take(whole) or cache.arena.take(whole)
         if self._debug:
-            return self._trace(place, size)
-        return Buffer(place, size, self._give)
+            return self._trace(allocation, size)
+        return Buffer(allocation, size, self._give)
 
     def stats(self) -> PoolStats:
-        """What is out and what is kept, now; other threads may be changing it meanwhile."""
+        """Return the current statistics; other threads may change them at the same time."""
         with self._lock:
             self._bury_ended_threads()
             total = Counts()
@@ -106,20 +107,20 @@ class Pool:
         )
 
     def leaks(self) -> list[Leak]:
-        """Buffers held or forgotten, by place of allocation, the most bytes first. Empty without `debug`."""
+        """Buffers not released, by place of allocation, the most bytes first. Empty without `debug`."""
         found = [(buffer.allocated_at, buffer.size) for buffer in list(self._traced) if buffer.holds]
         counted: dict[str, list[int]] = {}
-        for place, size in [*found, *self._forgotten]:
-            entry = counted.setdefault(place, [0, 0])
+        for allocation, size in [*found, *self._forgotten]:
+            entry = counted.setdefault(allocation, [0, 0])
             entry[0] += size
             entry[1] += 1
         ordered = sorted(counted.items(), key=lambda item: -item[1][0])
-        return [Leak(place, size, count) for place, (size, count) in ordered]
+        return [Leak(allocation, size, count) for allocation, (size, count) in ordered]
 
     def trim(self) -> int:
-        """Give the system back what is only kept: this thread's cache, empty slabs and chunks, free pages.
+        """Return unused memory to the system: this thread's cache, empty slabs and chunks, free pages.
 
-        Returns the bytes handed back (address space of whole chunks, memory of pages).
+        Returns the number of bytes (address space of chunks, memory of pages).
         """
         if self._local.cache:
             self._local.cache.drain()
@@ -159,30 +160,23 @@ class Pool:
         logger.warning("a buffer of %d bytes was dropped without a release; allocated at %s", size, place)
 
 
-# A buffer: memory out of a pool, held by reference count and given back with the last hold.
-#
-# Whoever allocates holds it once; `retain` adds a hold, `release` ends one. After the last release the memory
-# belongs to somebody else: `view` raises Released, and so does a second release. Slices of `view` that were
-# made before are not tracked, so whoever hands one on retains the buffer for its reader.
-
 _LAST = True
 _MORE = False
-"""Marks of a buffer's holds: the oldest is _LAST, so it is popped last."""
+"""Entries of a buffer's reference list: the first is _LAST, so it is popped last."""
 PLACE_FRAMES = 6
-"""Stack frames kept of an allocation's place: enough to see who asked for it and why."""
+"""Stack frames recorded per allocation: enough to see the caller and its purpose."""
 
 
 class Released(RuntimeError):
-    """A buffer was used, retained or released after its last release: a mistake of the program, not of a
-    peer.
-    """
+    """A buffer was used, retained or released after its last release: a bug in the program."""
 
 
 class Buffer:
-    """`size` bytes of pooled memory; its contents start as whatever was there before.
+    """`size` bytes of pooled memory with a reference count; the initial contents are undefined.
 
-    Holds may be taken and ended from several threads. Their count is a list of marks: popping is atomic, and
-    whoever pops the last mark gives the memory back.
+    The allocation has one reference; `retain` adds one, `release` removes one. After the last release the
+    memory is reused. Slices of `view` made before are not tracked: retain the buffer for a reader that gets
+    one. References may be added and removed in several threads.
     """
 
     __slots__ = ("_give_back", "_holds", "_place", "_view", "size")
@@ -192,6 +186,7 @@ class Buffer:
         self._place = place
         self._view = place.view[place.position : place.position + size]
         self._give_back = give_back
+        # A list instead of a number: popping is atomic, and the thread that pops _LAST frees the memory.
         self._holds = [_LAST]
 
     @property
@@ -203,41 +198,41 @@ class Buffer:
 
     @property
     def capacity(self) -> int:
-        """Bytes that it takes from the pool."""
+        """Bytes that the buffer takes from the pool."""
         return self._place.size
 
     @property
     def holds(self) -> int:
-        """How often it is held; 0 after the last release."""
+        """Number of references; 0 after the last release."""
         return len(self._holds)
 
     @property
     def allocated_at(self) -> str:
-        """Where it was allocated; only a pool with `debug` knows it."""
+        """Place of the allocation; "" in a pool without `debug`."""
         return ""
 
     def retain(self) -> Buffer:
-        """Hold it once more; only a holder may ask. Raises Released after the last release."""
+        """Add a reference. Only an owner of one may call this. Raises Released after the last release."""
         if not self._holds:
             raise Released(f"a buffer of {self.size} bytes was retained after its release")
         self._holds.append(_MORE)
         return self
 
     def release(self) -> None:
-        """End one hold; with the last one the memory goes back to the pool. Raises Released after that."""
+        """Remove a reference; the last one returns the memory to the pool. Raises Released after that."""
         try:
             last = self._holds.pop()
         except IndexError:
             raise Released(f"a buffer of {self.size} bytes was released twice") from None
         if last:
-            # An array over the view may still export it; the memory goes back all the same.
+            # An array over the view may still export it; the memory is returned all the same.
             with contextlib.suppress(BufferError):
                 self._view.release()
             self._give_back(self._place)
 
 
 class TracedBuffer(Buffer):
-    """A buffer that knows where it was allocated, and tells when it is forgotten without a release."""
+    """A buffer that records its allocation, and reports a garbage collection without release."""
 
     __slots__ = ("__weakref__", "_forgotten", "_stack")
 
@@ -262,25 +257,22 @@ class TracedBuffer(Buffer):
             self._forgotten(self.size, self.allocated_at)
 
 
-# What one thread keeps of the places it gave back, so that the next request of that size takes no lock.
-#
-# Bounded in bytes and per size; and every so many requests, what was never needed since the last look goes
-# back to its arena (the low-water mark of each size is just the surplus that nobody asked for).
-
 TINY_COUNT_MAX = 512
 SMALL_COUNT_MAX = 256
 RUN_COUNT_MAX = 64
-"""Places kept of one size, by kind: a full set of each costs some hundred KiB of the smallest sizes."""
+"""Maximum allocations of one size in a cache, by kind: a full set costs some hundred KiB of the smallest
+sizes.
+"""
 RUN_BYTES_MAX = 1 << 20
-"""Larger runs go straight back: few are in use, and one kept would hold much."""
+"""Larger runs are not cached: few are in use, and each is large."""
 BYTES_MAX = 4 << 20
-"""All that one thread keeps: a quarter of a chunk."""
+"""Maximum size of a thread's cache: a quarter of a chunk."""
 LOOK_EVERY = 8192
-"""Requests between two looks at what was not needed."""
+"""Requests between two reductions of a cache to the sizes in use."""
 
 
 class Counts:
-    """What a thread asked for and gave back; sums of several threads are the pool's."""
+    """Allocation counters of one thread; their sum over the threads is the pool's."""
 
     __slots__ = ("allocated", "allocated_bytes", "hits", "released", "released_bytes")
 
@@ -288,13 +280,18 @@ class Counts:
         self.allocated = self.allocated_bytes = self.hits = self.released = self.released_bytes = 0
 
     def add(self, other: Counts) -> None:
-        """Add another thread's counts to these."""
+        """Add another thread's counters to these."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class Cache:
-    """Places by rounded size, of one arena, and what its thread did. Used by that thread only."""
+    """Thread cache: freed allocations of one arena by rounded size.
+
+    The next request of a cached size takes no lock. Limited in bytes and per size. Every TRIM_INTERVAL
+    requests, the lowest number of allocations of each size since the last time is returned to the arena:
+    these were never needed. Used by one thread only.
+    """
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -306,60 +303,60 @@ class Cache:
         self._until_look = LOOK_EVERY
 
     def take(self, size: int) -> Place | None:
-        """A kept place of exactly `size` bytes."""
+        """Take a cached allocation of exactly `size` bytes, or None."""
         counts = self.counts
         counts.allocated += 1
         counts.allocated_bytes += size
         self._until_look -= 1
         if self._until_look <= 0:
             self._give_surplus()
-        kept = self._kept.get(size)
-        if not kept:
+        cached = self._kept.get(size)
+        if not cached:
             return None
         self.kept_bytes -= size
         counts.hits += 1
-        place = kept.pop()
-        if len(kept) < self._lowest[size]:
-            self._lowest[size] = len(kept)
-        return place
+        allocation = cached.pop()
+        if len(cached) < self._lowest[size]:
+            self._lowest[size] = len(cached)
+        return allocation
 
     def keep(self, place: Place) -> bool:
-        """Keep a place for the next request; False if there is no room for it here."""
+        """Cache a freed allocation; False if there is no room for it."""
         size = place.size
         if size > RUN_BYTES_MAX or self.kept_bytes + size > BYTES_MAX or place.arena is not self.arena:
             return False
-        kept = self._kept.get(size)
-        if kept is None:
-            kept = self._kept[size] = deque()
+        cached = self._kept.get(size)
+        if cached is None:
+            cached = self._kept[size] = deque()
             self._lowest[size] = 0
-        if len(kept) >= count_max(size):
+        if len(cached) >= count_max(size):
             return False
-        kept.append(place)
+        cached.append(place)
         self.kept_bytes += size
         return True
 
     def drain(self) -> None:
-        """Give everything back to the arenas."""
+        """Return everything to the arenas."""
         for size in self._kept:
             self._give(size, len(self._kept[size]))
 
     def _give_surplus(self) -> None:
         self._until_look = LOOK_EVERY
-        for size, kept in self._kept.items():
+        for size, cached in self._kept.items():
             self._give(size, self._lowest[size])
-            self._lowest[size] = len(kept)
+            self._lowest[size] = len(cached)
 
     def _give(self, size: int, count: int) -> None:
-        kept = self._kept[size]
+        cached = self._kept[size]
         for _ in range(count):
-            place = kept.popleft()
+            allocation = cached.popleft()
             self.kept_bytes -= size
-            place.arena.give(place)
-        self._lowest[size] = min(self._lowest[size], len(kept))
+            allocation.arena.give(allocation)
+        self._lowest[size] = min(self._lowest[size], len(cached))
 
 
 def count_max(size: int) -> int:
-    """How many places of `size` bytes one thread keeps."""
+    """Maximum number of cached allocations of `size` bytes."""
     if size < TINY_LIMIT:
         return TINY_COUNT_MAX
     return SMALL_COUNT_MAX if size < PAGE_BYTES else RUN_COUNT_MAX

@@ -1,12 +1,14 @@
-"""Mends damaged segments offline, when an operator says so. Offsets and ordinals of everything else stay.
+"""Offline repair of damaged segments, on an operator's command.
 
-Each damaged stretch is replaced by one of the same size (journal.fsck.log_repair) with a new control record. The
-result is written beside the segment, forced, and takes its name by a rename; the original is kept as
-`<name>.damaged` until `remove_originals`. A power cut at any moment leaves the original or the result under
-the segment's name, whole.
+Other offsets and ordinals do not change.
 
-A tail behind the last sound block of the last segment is left to the next start, which knows what to cut,
-except for what `log.mark` says was forced: that is mended too. Nobody else may write in the folder meanwhile.
+Each damaged range is replaced by one of the same size with a new block trailer. The result is written beside
+the segment, fsynced and renamed; the original is kept as `<name>.damaged` until `remove_originals`. A power
+loss at any time leaves the complete original or the complete result under the segment's name.
+
+A tail after the last valid block of the last segment is left to the next start, which decides what to
+truncate; only what the checkpoint reports as durable is repaired too. No other process may write in the
+folder.
 """
 
 from __future__ import annotations
@@ -50,28 +52,28 @@ from journal.record.format import (
 )
 
 SMALLEST: Final = CONTROL_SIZE + HEADER_SIZE
-"""A stretch must be a control record, or this long, to become a block."""
+"""Minimum size of a range that becomes a block, unless it has exactly the size of a block trailer."""
 
 NO_STARTS: Final[Mapping[int, int]] = MappingProxyType({})
 
 STATE_NOTE: Final = (
-    "put aside; a start goes on from the snapshot before it, or reads every record that is there. What only records"
-    " said that retention has removed is not known: sequences of producers, what a transaction has brought already"
+    "set aside; a start uses the previous snapshot, or reads every existing record. What was stored only in records"
+    " deleted by retention is unknown: producer sequences, and which transactions were applied already"
 )
 MARK_NOTE: Final = (
-    "written anew from the segments; not known: whether the log was stopped, where its tail was ever cut, and whether"
-    " it was truncated inside its first segment, whose messages are back then"
+    "written again from the segments; unknown: whether the log was stopped, where its tail was truncated, and whether"
+    " it was truncated inside its first segment, whose messages are then visible again"
 )
-UNCERTAIN = "ids and flags of the records kept here are as they were found, not proven"
+UNCERTAIN = "ids and flags of the records kept here are as found, not verified"
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """One stretch: offsets `first <= x < next` of `file`, `reason` as found.
+    """One repaired range: offsets `first <= x < next` of `file`, `reason` as found.
 
-    Of its ordinals, from `first_ordinal` on, `kept` are records that are still there and `lost` have become
-    the fillers `fillers`, as (offset, size, count). `source_lost`: the control record was lost, and with it
-    where the append came from, so a transaction or a timer that was just being applied may be applied again.
+    Of its ordinals, from `first_ordinal` on, `kept` are records that still exist and `lost` were replaced by
+    `fillers`, as (offset, size, count). `source_lost`: the block trailer was lost, and with it the source of
+    the append, so a transaction or a delayed message that was being applied may be applied again.
     """
 
     file: str
@@ -96,14 +98,17 @@ def repair(
     expected: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[Repaired]:
-    """Mends every damaged segment of a partition's folder and says what it did, or with `dry_run` would do.
+    """Repair every damaged segment of a partition's folder.
 
     `starts`: offsets, ends of appends, at which somebody goes on reading, with their ordinals: no block that is made
     here reaches over one. Those of the snapshots and of the forced mark are among them anyway. `expected`: the id of
     the log as the caller knows it, which counts where the files of the folder name two equally often.
 
-    Raises Corrupt where nothing can be made of a segment (no whole control record), NewerFormat, Full,
-    OSError; segments that were mended before stay so.
+    `starts`: offsets at which a reader continues, all ends of appends, with their ordinals: no new block
+    extends over one. Those of the snapshots and the durable offset are added.
+
+    Raises Corrupt if a segment cannot be repaired (it has no valid block trailer), NewerFormat, Full,
+    OSError; segments repaired before stay repaired.
     """
     bases = sorted(
         base for name in disk.list(folder) if (base := filenames.parse_segment_name(name, suffix)) is not None
@@ -112,33 +117,39 @@ def repair(
     log_id = _whose(disk, folder, paths, expected)
     if log_id is None:
         return []
-    marks, mark_fault = _read_mark(disk, folder, log_id)
-    if marks is None and bases and not mark_fault:
+    checkpoint, mark_fault = _read_mark(disk, folder, log_id)
+    if checkpoint is None and bases and not mark_fault:
         mark_fault = "it is missing or empty, and there are segments"
     done = _mend_states(disk, folder, log_id, dry_run)
     if not bases:
-        if marks is None or marks.first == marks.forced:
+        if checkpoint is None or checkpoint.first == checkpoint.forced:
             return done
-        # No segment is left: the log goes on where the mark knows that it ended, as a start would have it.
-        bases = [marks.forced]
+        # No segment is left: the log continues at the durable offset, as after a start.
+        bases = [checkpoint.forced]
         if dry_run:
-            return [*done, _begin_later(disk, folder, log_id, marks, bases, suffix, dry_run)]
-        disk.create(filenames.join(folder, filenames.segment_name(marks.forced, suffix))).close()
+            return [*done, _begin_later(disk, folder, log_id, checkpoint, bases, suffix, dry_run)]
+        disk.create(filenames.join(folder, filenames.segment_name(checkpoint.forced, suffix))).close()
         disk.force_folder(folder)
-    if marks is not None and not dry_run and any(marks.first <= start < bases[0] for start in starts):
-        # Somebody goes on reading where no segment is any more: one of fillers takes their place.
-        disk.create(filenames.join(folder, filenames.segment_name(marks.first, suffix))).close()
+    if (
+        checkpoint is not None
+        and not dry_run
+        and any(checkpoint.first <= start < bases[0] for start in starts)
+    ):
+        # A reader continues before the first segment: add a segment, which is filled with fillers.
+        disk.create(filenames.join(folder, filenames.segment_name(checkpoint.first, suffix))).close()
         disk.force_folder(folder)
-        bases.insert(0, marks.first)
-    starts = {**_starts(disk, folder, log_id, marks), **starts}
-    edge = _Edge(marks.first_ordinal if marks is not None and bases[0] <= marks.first else None)
+        bases.insert(0, checkpoint.first)
+    starts = {**_starts(disk, folder, log_id, checkpoint), **starts}
+    edge = _Edge(
+        checkpoint.first_ordinal if checkpoint is not None and bases[0] <= checkpoint.first else None
+    )
     for number, base in enumerate(bases):
         limit = bases[number + 1] if number + 1 < len(bases) else None
         segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
         try:
             surplus = _cut_surplus(segment, limit)
             edge.built = Index(filenames.join(folder, filenames.index_name(base)), base, log_id)
-            following = _following(disk, folder, bases[number + 1 :], log_id, marks, suffix)
+            following = _following(disk, folder, bases[number + 1 :], log_id, checkpoint, suffix)
             pieces = [
                 (piece, before)
                 for stretch, before in _stretches(segment, following, edge)
@@ -155,11 +166,11 @@ def repair(
                 done += _mend_index(disk, segment, edge.built, dry_run)
         finally:
             segment.close()
-    if marks is not None and marks.first < bases[0] and not mark_fault:
-        done.append(_begin_later(disk, folder, log_id, marks, bases, suffix, dry_run))
+    if checkpoint is not None and checkpoint.first < bases[0] and not mark_fault:
+        done.append(_begin_later(disk, folder, log_id, checkpoint, bases, suffix, dry_run))
     if mark_fault:
         done.append(_mend_mark(disk, folder, log_id, bases, suffix, mark_fault, dry_run))
-    elif marks is not None:
+    elif checkpoint is not None:
         done += _mend_slots(disk, folder, log_id, dry_run)
     return done
 
@@ -190,7 +201,10 @@ def _whose(disk: Disk, folder: str, segments: list[str], expected: int | None) -
 
 
 def _starts(disk: Disk, folder: str, log_id: int, marks: Marks | None) -> dict[int, int]:
-    """Where a start goes on reading, with the ordinals there."""
+    """Offsets at which a reader may continue, with their ordinals.
+
+    From the checkpoint and the snapshots.
+    """
     found = {} if marks is None else {marks.forced: marks.forced_ordinal, marks.first: marks.first_ordinal}
     for name in disk.list(folder):
         offset = filenames.parse_state_name(name)
@@ -202,7 +216,7 @@ def _starts(disk: Disk, folder: str, log_id: int, marks: Marks | None) -> dict[i
 
 
 def _split(stretch: Stretch, base: int, starts: Mapping[int, int]) -> Iterator[Stretch]:
-    """The parts of a stretch between the places where somebody begins; those in which no block has room stay one."""
+    """Split a range at the read positions, unless a part would be too small for a block."""
     for offset in sorted(starts):
         position, ordinal = offset - base, starts[offset]
         rest = stretch.next - position
@@ -213,18 +227,18 @@ def _split(stretch: Stretch, base: int, starts: Mapping[int, int]) -> Iterator[S
 
 
 def _cut_surplus(segment: Segment, limit: int | None) -> list[Repaired]:
-    """What lies behind the beginning of the next segment is nobody's; it is left out of the mended file."""
+    """Remove bytes after the start of the next segment: they do not belong to the log."""
     if limit is None or segment.end <= limit:
         return []
-    reason = f"{segment.end - limit} bytes lie behind the beginning of the next segment"
+    reason = f"{segment.end - limit} bytes are after the start of the next segment"
     segment.size = limit - segment.base
-    return [_of_file(segment.path, reason, "they are no part of the log, and were cut off")]
+    return [_of_file(segment.path, reason, "they are not part of the log, and were removed")]
 
 
 def _begin_later(
     disk: Disk, folder: str, log_id: int, marks: Marks, bases: list[int], suffix: str, dry_run: bool
 ) -> Repaired:
-    """Segments are missing at the beginning: the log begins with the first that is there."""
+    """Let the log start with the first existing segment, because earlier segments are missing."""
     block = None
     if disk.exists(filenames.join(folder, filenames.segment_name(bases[0], suffix))):
         segment = Segment.open(disk, folder, bases[0], log_id, writable=False, suffix=suffix)
@@ -234,14 +248,14 @@ def _begin_later(
             segment.close()
     ordinal = block.control.first_ordinal if block is not None else marks.forced_ordinal
     if not dry_run:
-        forced = max(marks.forced, bases[0])
+        durable = max(marks.forced, bases[0])
         forced_ordinal = marks.forced_ordinal if marks.forced >= bases[0] else ordinal
         changed = marks._replace(
-            first=bases[0], first_ordinal=ordinal, forced=forced, forced_ordinal=forced_ordinal, clean=False
+            first=bases[0], first_ordinal=ordinal, forced=durable, forced_ordinal=forced_ordinal, clean=False
         )
         MarkFile(disk, folder, log_id).settle(changed)
     reason = f"segments from {marks.first} to {bases[0]} are missing"
-    note = f"the log begins at {bases[0]} now, as after retention"
+    note = f"the log now starts at {bases[0]}, as after retention"
     path = filenames.join(folder, filenames.mark_name())
     lost = max(0, ordinal - marks.first_ordinal)
     return Repaired(path, marks.first, bases[0], reason, marks.first_ordinal, 0, lost, (), True, note)
@@ -287,7 +301,7 @@ def _mend_index(disk: Disk, segment: Segment, built: Index, dry_run: bool) -> li
 
 
 def _mend_states(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[Repaired]:
-    """Puts snapshots aside that cannot be read: a start goes on from the one before, or reads every record."""
+    """Set aside unreadable snapshots: a start then uses the previous one, or reads every record."""
     done = []
     for name in disk.list(folder):
         offset = filenames.parse_state_name(name)
@@ -307,35 +321,35 @@ def _mend_states(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[Re
 def _mend_mark(
     disk: Disk, folder: str, log_id: int, bases: list[int], suffix: str, reason: str, dry_run: bool
 ) -> Repaired:
-    """Writes log.mark anew from what the control records of the mended segments say."""
+    """Write `log.mark` again from the block trailers of the repaired segments."""
     path = filenames.join(folder, filenames.mark_name())
     if not dry_run:
-        marks = _marks_of_segments(disk, folder, log_id, bases, suffix)
+        checkpoint = _marks_of_segments(disk, folder, log_id, bases, suffix)
         if disk.exists(path):
             disk.rename(path, path + filenames.DAMAGED_SUFFIX)
-        MarkFile(disk, folder, log_id).settle(marks)
+        MarkFile(disk, folder, log_id).settle(checkpoint)
     return _of_file(path, reason, MARK_NOTE)
 
 
 def _marks_of_segments(disk: Disk, folder: str, log_id: int, bases: list[int], suffix: str) -> Marks:
-    """The lowest marks that are true of the segments: what a control record says is on the disk, and no more."""
+    """Return a checkpoint with only what the segments' block trailers report as durable."""
     first_ordinal: int | None = None
-    forced, forced_ordinal, append_time, epoch = bases[0], 0, 0, 0
+    durable, forced_ordinal, append_time, epoch = bases[0], 0, 0, 0
     ordinals: dict[int, int] = {}
     for base in bases:
         segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
         try:
             for block in segment.sound_blocks():
-                control = block.control
+                trailer = block.control
                 if first_ordinal is None:
-                    first_ordinal = forced_ordinal = control.first_ordinal
-                ordinals[block.offset] = control.first_ordinal
-                if forced < control.forced <= block.offset and control.forced in ordinals:
-                    forced, forced_ordinal = control.forced, ordinals[control.forced]
-                append_time, epoch = max(append_time, control.append_time), max(epoch, control.epoch)
+                    first_ordinal = forced_ordinal = trailer.first_ordinal
+                ordinals[block.offset] = trailer.first_ordinal
+                if durable < trailer.forced <= block.offset and trailer.forced in ordinals:
+                    durable, forced_ordinal = trailer.forced, ordinals[trailer.forced]
+                append_time, epoch = max(append_time, trailer.append_time), max(epoch, trailer.epoch)
         finally:
             segment.close()
-    return Marks(bases[0], first_ordinal or 0, forced, forced_ordinal, append_time, epoch)
+    return Marks(bases[0], first_ordinal or 0, durable, forced_ordinal, append_time, epoch)
 
 
 def _of_file(path: str, reason: str, note: str) -> Repaired:
@@ -343,7 +357,7 @@ def _of_file(path: str, reason: str, note: str) -> Repaired:
 
 
 def remove_originals(disk: Disk, folder: str) -> list[str]:
-    """Removes the files that repairs kept aside; answers the names. Folders that were put aside stay."""
+    """Delete the original files kept by repairs; return their names. Folders set aside are kept."""
     found = [name for name in disk.list(folder) if filenames.is_aside(name)]
     found = [name for name in found if not disk.is_folder(filenames.join(folder, name))]
     for name in found:
@@ -355,9 +369,11 @@ def remove_originals(disk: Disk, folder: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Following:
-    """What lies behind a segment: the log goes on at `offset`. The next ordinal that is known is `ordinal`;
-    between lie stretches that account for at least `shared` ordinals themselves, None if there are no such
-    stretches."""
+    """What follows a segment.
+
+    The log continues at `offset`. The next known ordinal is `ordinal`; damaged ranges before it have at least
+    `known_between` ordinals themselves, None if there are no such ranges.
+    """
 
     offset: int
     ordinal: int
@@ -367,7 +383,7 @@ class _Following:
 def _following(
     disk: Disk, folder: str, bases: list[int], log_id: int, marks: Marks | None, suffix: str
 ) -> _Following | None:
-    """From the next segment's first control record, or behind the last one, from the forced mark."""
+    """Return what follows: the next segment's first known ordinal, else the durable offset."""
     shared: int | None = None
     for base in bases:
         segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
@@ -398,9 +414,9 @@ class _Edge:
 def _stretches(
     segment: Segment, following: _Following | None, edge: _Edge
 ) -> Iterator[tuple[Stretch, Control | None]]:
-    """What must be mended, each with the last sound control record before it.
+    """Yield what must be repaired, each with the last valid block trailer before it.
 
-    A stretch too short to become a block takes in the block behind it.
+    A range that is too short for a block is extended over the following block.
     """
     waiting: Stretch | None = None
     for item in survey(segment):
@@ -429,8 +445,10 @@ def _stretches(
 def _tail(
     segment: Segment, waiting: Stretch | None, following: _Following | None, edge: _Edge
 ) -> Stretch | None:
-    """The stretch at the segment's end, as far as something says that the log went on: None if nothing
-    does."""
+    """Return the damaged range at the segment's end, up to where the log is known to continue.
+
+    None if nowhere.
+    """
     if waiting is not None and waiting.next_ordinal is not None:
         return waiting
     first = waiting.first if waiting is not None else segment.size
@@ -442,8 +460,8 @@ def _tail(
     waiting = waiting._replace(next=following.offset - segment.base, next_ordinal=following.ordinal)
     if following.shared is None or waiting.ordinal is None:
         return waiting
-    # Damage on both sides of a segment's start: nothing says which ordinals were on which side, so this one
-    # takes what its own records prove, and if it has room for more, what the other side does not prove.
+    # Both sides of a segment's start are damaged, so the distribution of the ordinals is unknown. This range
+    # gets what its own records prove, and if it has room for more, what the other side does not prove.
     known, more = known_count(_bytes_of(segment, waiting), segment.log_id)
     total = max(0, following.ordinal - waiting.ordinal)
     count = min(total, max(known, total - following.shared) if more else known)
@@ -463,9 +481,9 @@ def _repeated(
     plans: list[tuple[Repaired, Salvaged]],
     suffix: str,
 ) -> set[int]:
-    """Ids of records that would be kept, and that a later block has again: where a control record was lost, and with it
-    the word that a transaction or a timer was applied, a start has applied that once more.
-    """
+    """Return ids of records that would be kept although a later block has them again."""
+    # If a block trailer is lost, so is the information that a transaction or a delayed message was applied: a
+    # start has then applied it once more.
     wanted: dict[int, int] = {}
     for repaired, salvaged in plans:
         if repaired.source_lost:
@@ -491,7 +509,7 @@ def _id_at(data: bytes, position: int) -> int:
 
 
 def _without(data: bytes, pieces: list[Piece], ids: set[int]) -> bytes:
-    """The stretch with zeros in the place of the records of these ids."""
+    """Return the range with the records of these ids replaced by zeros."""
     left = bytearray(data)
     for piece in pieces:
         if piece.kept and _id_at(data, piece.position) in ids:
@@ -502,16 +520,19 @@ def _without(data: bytes, pieces: list[Piece], ids: set[int]) -> bytes:
 def _plan(
     segment: Segment, stretch: Stretch, before: Control | None, repeated: Collection[int] = ()
 ) -> tuple[Repaired, Salvaged]:
-    """What becomes of one stretch; records with `repeated` ids are left out where the control record is lost. Raises
-    Corrupt if it cannot become anything.
+    """Plan the repair of one range.
+
+    Records with `repeated` ids are dropped if its trailer is lost.
+
+    Raises Corrupt if the range cannot be repaired.
     """
     first, next = segment.base + stretch.first, segment.base + stretch.next
     if not _fits(stretch) or stretch.next_ordinal is None:
-        raise Corrupt(segment.path, first, next, f"too little is left to mend it: {stretch.reason}")
+        raise Corrupt(segment.path, first, next, f"too few bytes are left to repair it: {stretch.reason}")
     ordinal = stretch.ordinal
     if ordinal is None:
-        # The log's first block: nothing before it says its ordinal, and the file's own records are what
-        # counts.
+        # The log's first block: no earlier block determines its ordinal, so only the file's own records
+        # count.
         ordinal = 0 if segment.base == 0 else stretch.next_ordinal
     count = max(0, stretch.next_ordinal - ordinal)
     data = _bytes_of(segment, stretch)
@@ -530,13 +551,13 @@ def _plan(
 
 
 def _bytes_of(segment: Segment, stretch: Stretch) -> bytes:
-    """The stretch's bytes; zeros where the file has lost its end."""
+    """Bytes of a range; zeros where the file has lost its end."""
     size = stretch.next - stretch.first
     return segment.pread(size, stretch.first).ljust(size, b"\0")
 
 
 def _closing(stretch: Stretch, before: Control | None, offset: int, ordinal: int) -> Control:
-    """What the new control record takes over: from the old one if it is there, else from the one before."""
+    """Fields for the new block trailer, from the old one or else the previous block's."""
     if stretch.control is not None:
         return stretch.control._replace(offset=offset, first_ordinal=ordinal)
     if before is None:
@@ -551,7 +572,10 @@ def _replace(
     plans: list[tuple[Repaired, Salvaged]],
     progress: Callable[[str, int, int], None] | None,
 ) -> None:
-    """The original is copied aside, the mended file made and forced, then renamed over the original."""
+    """Replace the segment by the repaired file.
+
+    The original is copied aside first; the new file is fsynced and renamed.
+    """
     patches = [(repaired.first - segment.base, salvaged.data) for repaired, salvaged in plans]
     damaged, mended = segment.path + filenames.DAMAGED_SUFFIX, segment.path + filenames.REPAIRED_SUFFIX
     if not disk.exists(damaged):
@@ -575,7 +599,10 @@ def _write(
     patches: list[tuple[int, bytes]],
     progress: Callable[[str, int, int], None] | None,
 ) -> None:
-    """A forced copy of the segment with `patches` (position, bytes) in it; they may reach beyond its end."""
+    """Write and fsync a copy of the segment with `patches`, (position, bytes).
+
+    They may extend beyond its end.
+    """
     if disk.exists(path):
         disk.unlink(path)
     copy: File = disk.create(path)
@@ -585,25 +612,16 @@ def _write(
             progress(segment.path, min(position + SCAN_SIZE, segment.size), segment.size)
     for position, data in patches:
         write_all(copy, [data], position)
-    # After a failed force the copy stays open: nothing takes its place, and the error is the caller's.
+    # After a failed fsync the copy stays open: it is not renamed, and the caller gets the error.
     copy.force()
     copy.close()
 
 
-# What can be saved of a stretch of a segment whose control record no longer vouches for it. Pure.
-#
-# Offsets and ordinals are for ever, so the stretch keeps its size and its count: records whose own checksum
-# holds stay where they are, what lies between becomes fillers, and a new control record closes it in the 100
-# bytes where one stood before. A record's checksum covers its body only: ids and flags in the stretch are as
-# they were found, not proven.
-
 STRETCH_SIZE_MAX: Final = RECORD_SIZE_MAX // 2
-"""A longer stretch is a lost piece of the disk: it becomes fillers alone, each with a control record of its
-own."""
+"""A longer range is a lost part of the disk: it becomes fillers alone, each with its own block trailer."""
 
 SEARCH_SIZE_MAX: Final = 4 << 20
-"""Bytes that are looked at one by one for the next sound record: a second's work; behind them all is given
-up."""
+"""Scan at most this many bytes for the next valid record (about one second); then the rest is lost."""
 
 UNKNOWN: Final = -1
 
@@ -611,12 +629,14 @@ _LENGTH_BITS: Final = 32
 
 
 class Piece(NamedTuple):
-    """`size` bytes at `position` of the stretch: a record that is kept, or a place for a filler. `count`
-    ordinals; UNKNOWN where nothing says how many there were."""
+    """`size` bytes at `position` of a range: a record that is kept, or a gap for a filler.
+
+    `count` is the number of ordinals; UNKNOWN if it cannot be determined.
+    """
 
     position: int
     size: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used here
     kept: bool
 
 
@@ -630,7 +650,7 @@ class Trailer(NamedTuple):
 
 
 class Salvaged(NamedTuple):
-    """`data` replaces the stretch, of the same size. `kept` and `lost` count ordinals."""
+    """The replacement of a range: `data` of the same size. `kept` and `lost` count ordinals."""
 
     data: bytes
     pieces: list[Piece]
@@ -639,10 +659,13 @@ class Salvaged(NamedTuple):
 
 
 def salvage(stretch: bytes, count: int, log_id: int, closing: Control) -> Salvaged:
-    """Makes a sound stretch of the same size, which stands for `count` ordinals, out of a damaged one.
+    """Build a valid range of the same size, with `count` ordinals, from a damaged one. No I/O.
 
-    `closing` gives its offset, first ordinal, append time, epoch, forced mark, source and more-follows. The
-    stretch must be a control record's size or longer by at least a header's.
+    Offsets and ordinals never change: records with a valid checksum stay at their position, gaps become
+    fillers, and a new block trailer replaces the old one in the last 100 bytes. A record's checksum covers
+    its body only: ids and flags are as found, not verified. `closing` has the offset, first ordinal, append
+    time, epoch, durable offset, source and more-follows. The range must have the size of a trailer, or at
+    least a record header's more. Raises ValueError.
     """
     room = len(stretch) - CONTROL_SIZE
     if room < 0 or 0 < room < HEADER_SIZE:
@@ -657,13 +680,13 @@ def salvage(stretch: bytes, count: int, log_id: int, closing: Control) -> Salvag
         for p in pieces
     ]
     records = b"".join(parts)
-    control = closing._replace(records=count, size=room, crc=crc32(records))
+    trailer = closing._replace(records=count, size=room, crc=crc32(records))
     kept = sum(piece.count for piece in pieces if piece.kept)
-    return Salvaged(records + encode_control(log_id, control), pieces, kept, count - kept)
+    return Salvaged(records + encode_control(log_id, trailer), pieces, kept, count - kept)
 
 
 def known_count(stretch: bytes, log_id: int) -> tuple[int, bool]:
-    """(the ordinals that a stretch must have at least, whether it may have had more)."""
+    """(ordinals that a range has at least, whether it may have more)."""
     if len(stretch) > STRETCH_SIZE_MAX:
         return 0, True
     pieces = _widened(list(_pieces(stretch[: max(0, len(stretch) - CONTROL_SIZE)], log_id)))
@@ -744,26 +767,26 @@ def _trailer_at(data: bytes, position: int) -> Trailer | None:
 
 
 def _give_up(size: int, count: int, log_id: int, closing: Control) -> Salvaged:
-    """Fillers alone; the first stands for all ordinals."""
+    """Replace a range by fillers alone; the first has all ordinals."""
     parts, pieces = [], []
     position = 0
-    control = closing
+    trailer = closing
     while position < size:
         rest = size - position
         # The last part must not be shorter than the smallest block.
         part = rest if rest <= STRETCH_SIZE_MAX else STRETCH_SIZE_MAX - CONTROL_SIZE - HEADER_SIZE
         covered = 0 if position else count
         filler = make_filler(log_id, part - CONTROL_SIZE, covered)
-        control = control._replace(records=covered, size=len(filler), crc=crc32(filler))
-        parts += [filler, encode_control(log_id, control)]
+        trailer = trailer._replace(records=covered, size=len(filler), crc=crc32(filler))
+        parts += [filler, encode_control(log_id, trailer)]
         pieces.append(Piece(position, len(filler), covered, False))
-        control = control._replace(offset=control.next, first_ordinal=control.next_ordinal)
+        trailer = trailer._replace(offset=trailer.next, first_ordinal=trailer.next_ordinal)
         position += part
     return Salvaged(b"".join(parts), pieces, 0, count)
 
 
 def _pieces(data: bytes, log_id: int) -> Iterator[Piece]:
-    """Sound records, and the gaps between them."""
+    """Yield valid records and the gaps between them."""
     position, end = 0, len(data)
     while position < end:
         size = _size_at(data, position)
@@ -812,14 +835,17 @@ def _size_of_flipped(data: bytes, position: int) -> int | None:
 
 
 def _size_at(data: bytes, position: int) -> int:
-    """The size that the header at `position` names; beyond every end if there is no header."""
+    """Size of the record according to the header at `position`.
+
+    Beyond any end if there is no header.
+    """
     if position + HEADER_SIZE > len(data):
         return RECORD_SIZE_MAX
     return HEADER_SIZE + int.from_bytes(data[position : position + 4], "big")
 
 
 def _count_if_sound(data: bytes, position: int, size: int, log_id: int) -> int | None:
-    """The ordinals of a record that is whole by its own checksum; None if it is not."""
+    """Number of ordinals of a record with a valid checksum; None if it is invalid."""
     if position + size > len(data):
         return None
     _, checksum, id, flag = HEADER.unpack_from(data, position)
@@ -836,7 +862,7 @@ def _count_if_sound(data: bytes, position: int, size: int, log_id: int) -> int |
 
 
 def _plausible(data: bytes, position: int, log_id: int) -> bool:
-    """True if the stretch ends at `position`, or a sound record begins there."""
+    """True if the range ends at `position`, or a valid record starts there."""
     if position == len(data):
         return True
     return (
@@ -860,8 +886,8 @@ def _is_trailer(data: bytes, position: int, log_id: int) -> bool:
 
 
 def _begins_chain(data: bytes, position: int, log_id: int) -> bool:
-    """True if a sound record begins at `position`, and what follows it is one too, or the end: so that bytes
-    in a payload are hardly taken for a record."""
+    """True if a valid record starts at `position`, followed by another one or the end."""
+    # Two records, so that bytes in a payload are unlikely to be taken for a record.
     size = _size_at(data, position)
     return _count_if_sound(data, position, size, log_id) is not None and _plausible(
         data, position + size, log_id
@@ -869,7 +895,7 @@ def _begins_chain(data: bytes, position: int, log_id: int) -> bool:
 
 
 def _widened(pieces: list[Piece]) -> list[Piece]:
-    """Gaps too short for a filler take in their neighbour; neighbouring gaps of unknown count become one."""
+    """Merge adjacent gaps of unknown count, and gaps too short for a filler with a neighbour."""
     found: list[Piece] = []
     for piece in pieces:
         last = found[-1] if found else None
@@ -884,7 +910,7 @@ def _widened(pieces: list[Piece]) -> list[Piece]:
 
 
 def _counted(pieces: list[Piece], count: int) -> list[Piece] | None:
-    """Every gap with its count, so that they sum up to `count`; None if they cannot."""
+    """Assign a count to every gap so that the sum is `count`; None if that is impossible."""
     known = sum(piece.count for piece in pieces if piece.count != UNKNOWN)
     rest = count - known
     gaps = [number for number, piece in enumerate(pieces) if piece.count == UNKNOWN]

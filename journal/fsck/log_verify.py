@@ -1,7 +1,11 @@
-"""A walk over a segment that may be damaged: blocks, and between them the stretches that nobody vouches for.
+"""Offline verification of a log: a segment file, a partition's folder, or a data folder.
 
-`verify` reports what it finds here, `repair` mends it; both need to know which log a file belongs to without
-being told, so that they work on a lone file.
+Checks every block against its trailer, blocks and segments against each other, each index, snapshot and
+checkpoint against the segments; with `records` also every record's own checksum, flag, id and attribute. Only
+reads. The caller must hold the data folder's lock, so that no other process writes.
+
+`scan_segment` and `find_log_id` are also used by repair: they find out to which log a file belongs, so that
+they work on a single file.
 """
 
 from __future__ import annotations
@@ -56,11 +60,11 @@ _CONTROL_HEADER: Final = re.compile(
 
 
 class Stretch(NamedTuple):
-    """Positions `first <= x < next` of a segment that cannot be relied on, and why.
+    """Positions `first <= x < next` of a segment that are damaged, and why.
 
-    `ordinal` is that of the first lost record, None if no block before says it. `next_ordinal` is that behind
-    the stretch, None if nothing follows. `control` closes the stretch, if it is one block of which only the
-    records are damaged. `version` is set if a newer library wrote the control record there.
+    `ordinal` is that of the first lost record, None if no earlier block determines it; `next_ordinal` that of
+    the record after the range, None if none follows. `trailer` is that of the range, if the range is
+    one block whose records alone are damaged. `version` is set if a newer library wrote the trailer there.
     """
 
     first: int
@@ -73,8 +77,10 @@ class Stretch(NamedTuple):
 
 
 def survey(segment: Segment) -> Iterator[Block | Stretch]:
-    """Every byte of `segment`, in order: verified blocks, and stretches of what is no block. Raises
-    OSError."""
+    """Yield every byte of `segment`, in order, as verified blocks and damaged ranges.
+
+    Raises OSError.
+    """
     position, ordinal = 0, None
     while position < segment.size:
         try:
@@ -82,14 +88,26 @@ def survey(segment: Segment) -> Iterator[Block | Stretch]:
                 yield block
                 position, ordinal = block.next - segment.base, block.control.next_ordinal
         except BadRecord as error:
-            good = segment.next_good(position)
+            next_valid = segment.next_good(position)
             version = error.version if isinstance(error, BadControl) else None
-            if good is None:
+            if next_valid is None:
                 yield Stretch(position, segment.size, error.reason, ordinal, None, None, version)
                 return
-            first = good.control.first_ordinal if good.control is not None and ordinal is None else ordinal
-            yield Stretch(position, good.position, error.reason, first, good.ordinal, good.control, version)
-            position, ordinal = good.position, good.ordinal
+            first = (
+                next_valid.control.first_ordinal
+                if next_valid.control is not None and ordinal is None
+                else ordinal
+            )
+            yield Stretch(
+                position,
+                next_valid.position,
+                error.reason,
+                first,
+                next_valid.ordinal,
+                next_valid.control,
+                version,
+            )
+            position, ordinal = next_valid.position, next_valid.ordinal
 
 
 def find_log_id(disk: Disk, path: str) -> int | None:
@@ -164,14 +182,8 @@ def _closes(control: Control, data: bytes, start: int, end: int) -> bool:
     return control.size == end - start and crc32(memoryview(data)[start:end]) == control.crc
 
 
-# An offline check of what the journal has on a disk: a segment file, a partition's folder, or a data folder.
-#
-# Every block against its control record, blocks and segments against each other, each index, snapshot and mark
-# against the segments; with `records`, every record's own checksum, flag, id and attribute too. It reads only.
-# Nobody else may write there meanwhile: who calls this holds the data folder's lock.
-
 Progress = Callable[[str, int, int], None]
-"""Called with (path, bytes done of it, bytes in all of it)."""
+"""Called with (path, bytes of the file that are verified, size of the file)."""
 
 DAMAGE = "damage"
 NOTE = "note"
@@ -182,11 +194,10 @@ STOPPED = "stopped: "
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong.
+    """One finding of a verification.
 
-    `first <= x < next` are offsets in a segment, positions in any other file. `field` names what disagrees.
-    `weight` is "damage" (something that was written cannot be relied on) or "note" (the next start settles it
-    by itself).
+    `first <= x < next` are offsets in a segment, positions in any other file. `field` names what is
+    inconsistent. `weight` is "damage" (written data is unreliable) or "note" (the next start corrects it).
     """
 
     file: str
@@ -199,7 +210,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """What was looked at, and what was found. `bytes`, `blocks` and `records` count what is sound."""
+    """What was verified, and the findings. `bytes`, `blocks` and `records` count what is valid."""
 
     segments: int = 0
     bytes: int = 0
@@ -209,7 +220,7 @@ class Report:
 
     @property
     def damaged(self) -> bool:
-        """True if anything beyond notes was found."""
+        """True if there is any finding except notes."""
         return any(finding.weight == DAMAGE for finding in self.findings)
 
 
@@ -221,7 +232,10 @@ def verify(
     suffix: str = filenames.SEGMENT_SUFFIX,
     progress: Progress | None = None,
 ) -> Report:
-    """Checks the file or folder at `path`. Raises OSError; FileNotFoundError if there is nothing to check."""
+    """Verify the file or folder at `path`.
+
+    Raises OSError; FileNotFoundError if there is nothing to verify.
+    """
     report = Report()
     path = path.rstrip("/") or "/"
     folder, _, name = path.rpartition("/")
@@ -237,14 +251,17 @@ def verify(
         filenames.parse_segment_name(child, suffix) is not None for child in children
     )
     if not is_partition and not partitions:
-        raise FileNotFoundError(f"{path} holds neither segment files nor folders of partitions")
+        raise FileNotFoundError(f"{path} has neither segment files nor folders of partitions")
     for folder in [path] if is_partition else [filenames.join(path, child) for child in partitions]:
         _Folder(disk, folder, report, records, suffix, progress).check(disk.list(folder))
     return report
 
 
 class _Folder:
-    """One partition's folder. What is expected next is carried from segment to segment."""
+    """Verification of one partition's folder.
+
+    The expected values continue from segment to segment.
+    """
 
     def __init__(
         self, disk: Disk, folder: str, report: Report, records: bool, suffix: str, progress: Progress | None
@@ -304,7 +321,7 @@ class _Folder:
         size = self.disk.size(filenames.join(self.folder, file))
         if size:
             weight = NOTE if last else DAMAGE
-            self.find(file, base, base + size, "no whole control record", "control record", weight)
+            self.find(file, base, base + size, "no valid block trailer", "control record", weight)
         self.end = base + size
 
     def _blocks(self, file: str, segment: Segment, last: bool) -> None:
@@ -329,40 +346,40 @@ class _Folder:
 
     def _stretch(self, file: str, segment: Segment, stretch: Stretch, last: bool) -> None:
         torn = last and stretch.next_ordinal is None
-        what = "a tail that a start cuts off unless it was forced" if torn else "cannot be read"
+        what = "a tail that a start truncates unless it is durable" if torn else "cannot be read"
         first, next = segment.base + stretch.first, segment.base + stretch.next
         self.find(file, first, next, f"{what}: {stretch.reason}", "block", NOTE if torn else DAMAGE)
         self.ordinal = stretch.next_ordinal
         self.previous = None
 
     def _block(self, file: str, block: Block) -> None:
-        control, previous = block.control, self.previous
-        if self.ordinal is not None and control.first_ordinal != self.ordinal:
-            what = f"begins with ordinal {control.first_ordinal}, {self.ordinal} was to come"
+        trailer, previous = block.control, self.previous
+        if self.ordinal is not None and trailer.first_ordinal != self.ordinal:
+            what = f"starts with ordinal {trailer.first_ordinal}, {self.ordinal} was expected"
             self.find(file, block.offset, block.next, what, "first ordinal")
-        if control.forced > block.offset:
+        if trailer.forced > block.offset:
             self.find(
                 file,
                 block.offset,
                 block.next,
-                f"forced up to {control.forced} before it was written",
+                f"durable up to {trailer.forced} before it was written",
                 "forced",
             )
-        if previous is not None and control.epoch < previous.epoch:
-            what = f"epoch {control.epoch} behind epoch {previous.epoch}"
+        if previous is not None and trailer.epoch < previous.epoch:
+            what = f"epoch {trailer.epoch} after epoch {previous.epoch}"
             self.find(file, block.offset, block.next, what, "epoch")
-        if previous is not None and control.append_time < previous.append_time:
-            what = f"appended at {control.append_time} ms, the one before at {previous.append_time}"
+        if previous is not None and trailer.append_time < previous.append_time:
+            what = f"appended at {trailer.append_time} ms, the one before at {previous.append_time}"
             self.find(file, block.offset, block.next, what, "append time", NOTE)
-        if control.source_kind > SOURCE_SUCCESSION:
+        if trailer.source_kind > SOURCE_SUCCESSION:
             self.find(
-                file, block.offset, block.next, f"source kind {control.source_kind} is unknown", "source"
+                file, block.offset, block.next, f"source kind {trailer.source_kind} is unknown", "source"
             )
         if self.records:
             self._records(file, block)
-        self.ordinal, self.previous = control.next_ordinal, control
+        self.ordinal, self.previous = trailer.next_ordinal, trailer
         self.report.blocks += 1
-        self.report.records += control.records
+        self.report.records += trailer.records
         self.report.bytes += block.next - block.offset
 
     def _records(self, file: str, block: Block) -> None:
@@ -375,7 +392,7 @@ class _Folder:
                 offset = block.offset + record.position
                 self.find(file, offset, offset + record.size, *fault)
         if found != block.control.records:
-            what = f"{found} ordinals, the control record names {block.control.records}"
+            what = f"{found} ordinals, the block trailer has {block.control.records}"
             self.find(file, block.offset, block.next, what, "records")
 
     def _filler_fault(self, record: Record) -> tuple[str, str] | None:
@@ -395,12 +412,12 @@ class _Folder:
         for number, (entry, right) in enumerate(zip(index.entries(), built.entries(), strict=False)):
             if entry != right:
                 name = next(n for n, a, b in zip(entry._fields, entry, right, strict=True) if a != b)
-                what = f"entry {number} disagrees with the control records"
+                what = f"entry {number} does not match the block trailers"
                 self.find(file, 0, self.disk.size(path), what, name.replace("_", " "), NOTE)
                 return
 
     def _other(self, child: str) -> None:
-        """Snapshots are decoded; names that nobody gives are told."""
+        """Verify a snapshot, and report names that the journal does not use."""
         offset = filenames.parse_state_name(child)
         if offset is not None and self.log_id is not None:
             try:
@@ -410,7 +427,7 @@ class _Folder:
             except NewerFormat as error:
                 self.find(child, 0, 0, str(error), "version")
         elif not filenames.known_in_partition(child, self.suffix):
-            self.find(child, 0, 0, "a name that the journal does not give", "name", NOTE)
+            self.find(child, 0, 0, "a name that the journal does not use", "name", NOTE)
 
     def _mark(self, bases: list[int]) -> None:
         file = filenames.mark_name()
@@ -420,7 +437,7 @@ class _Folder:
             if self.log_id is None:
                 return
             mark_file = MarkFile(self.disk, self.folder, self.log_id)
-            marks = mark_file.read()
+            checkpoint = mark_file.read()
             for first, next in mark_file.faulty():
                 what = "one of its two slots is not whole, the other one counts"
                 self.find(file, first, next, what, "slot", NOTE)
@@ -429,29 +446,33 @@ class _Folder:
         except NewerFormat as error:
             self.find(file, 0, 0, str(error), "version")
         else:
-            if marks is None and bases:
+            if checkpoint is None and bases:
                 self.find(file, 0, 0, "it is missing, and there are segments", "mark", NOTE)
-            elif marks is not None and bases:
-                self._compare_mark(file, marks, bases)
-            elif marks is not None and marks.first < marks.forced:
+            elif checkpoint is not None and bases:
+                self._compare_mark(file, checkpoint, bases)
+            elif checkpoint is not None and checkpoint.first < checkpoint.forced:
                 self.find(
-                    file, marks.first, marks.forced, "bytes are missing: there is no segment file", "first"
+                    file,
+                    checkpoint.first,
+                    checkpoint.forced,
+                    "bytes are missing: there is no segment file",
+                    "first",
                 )
-            if marks is not None and marks.stopped is not None:
-                self.find(file, 0, 0, f"{STOPPED}{marks.stopped}", "stopped", NOTE)
+            if checkpoint is not None and checkpoint.stopped is not None:
+                self.find(file, 0, 0, f"{STOPPED}{checkpoint.stopped}", "stopped", NOTE)
 
     def _compare_mark(self, file: str, marks: Marks, bases: list[int]) -> None:
         end = self.end or 0
         if marks.forced > end:
             self.find(
-                file, end, marks.forced, f"forced up to {marks.forced}, the segments end at {end}", "forced"
+                file, end, marks.forced, f"durable up to {marks.forced}, the segments end at {end}", "forced"
             )
         if marks.first < bases[0]:
             self.find(file, marks.first, bases[0], "bytes are missing before the first segment", "first")
 
 
 def _record_fault(data: memoryview, record: Record) -> tuple[str, str] | None:
-    """(what, field) of the first thing that is wrong with a user's record."""
+    """(what, field) of the first error in a user's record, or None."""
     if not record.id >> SEQUENCE_BITS:
         return "no producer has id 0", "id"
     if record.flag & FLAG_REFUSED_MASK:

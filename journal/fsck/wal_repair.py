@@ -1,10 +1,13 @@
-"""Mends a damaged transaction journal offline, when an operator says so. Places of everything else stay.
+"""Offline repair of a damaged transaction journal, on an operator's command.
 
-What cannot be read becomes a filler of the same size, so that all that is whole stays where it is; heads, missing files
-and the checkpoint are made anew from what the others say. What a start cuts off by itself is left to it. Each mended
-file is written beside the old one, forced, and takes its name by a rename; the original is kept as `<name>.damaged`
-until `journal.fsck.log_repair.remove_originals`. A power cut at any moment leaves the original or the result, whole,
-and the same repair goes on. Nobody else may write in the folder meanwhile.
+Other LSNs do not change.
+
+Unreadable bytes become a filler of the same size, so that everything valid keeps its LSN; headers, missing
+files and the checkpoint are created again from the other files. What a start truncates by itself is left to
+it. Each repaired file is written beside the old one, fsynced and renamed; the original is kept as
+`<name>.damaged` until `journal.fsck.log_repair.remove_originals`. A power loss at any time leaves the
+complete original or the complete result, and the repair can be repeated. No other process may write in the
+folder.
 """
 
 from __future__ import annotations
@@ -37,16 +40,17 @@ FILLER_SIZE_MAX: Final = 16 << 20
 NO_PLACE: Final = -1
 
 UNCERTAIN: Final = (
-    "what the lost entries said is unknown: look at the transactions in doubt before you decide any"
+    "the content of the lost entries is unknown: check the transactions in doubt before you decide any"
 )
-STATE_LOST: Final = (
-    "both snapshots are lost: outcomes, and what was prepared before this place, are forgotten"
-)
+STATE_LOST: Final = "both snapshots are lost: outcomes, and what was prepared before this LSN, are unknown"
 
 
 @dataclass(frozen=True)
 class JournalRepaired:
-    """One thing that was mended. `first <= x < next` are positions in `file`, of which `lost` bytes are given up."""
+    """One repaired range.
+
+    `first <= x < next` are positions in `file`, of which `lost` bytes are lost.
+    """
 
     file: str
     first: int
@@ -58,7 +62,7 @@ class JournalRepaired:
 
 @dataclass(frozen=True)
 class _Patch:
-    """`data` goes to `position` of a file."""
+    """`data` for `position` of a file."""
 
     position: int
     data: bytes
@@ -67,26 +71,28 @@ class _Patch:
 def repair_journal(
     disk: Disk, folder: str, *, dry_run: bool = False, known: int = NO_PLACE
 ) -> list[JournalRepaired]:
-    """Mends the journal in `folder` and says what it did, or with `dry_run` would do.
+    """Repair the journal in `folder`; return what was done, or with `dry_run` would be done.
 
-    `known`: the highest place of a decision that anything outside has applied: the journal reached beyond it.
-
-    Raises Corrupt where nothing can be made of it (nothing says whose journal it is), NewerFormat, Full, OSError.
+    `known_lsn`: highest LSN of a decision that was applied outside of the journal: the journal reached beyond
+    it. Raises Corrupt if no file has the journal's id, NewerFormat, Full, OSError.
     """
-    survey = JournalSurvey(disk, folder)
+    scan = JournalSurvey(disk, folder)
     try:
-        if survey.identity is None:
-            if not survey.numbers:
+        if scan.identity is None:
+            if not scan.numbers:
                 return []
-            path = survey.path(survey.numbers[0])
-            raise Corrupt(path, 0, HEAD_SIZE, "neither a head nor the checkpoint says whose journal it is")
-        return _Repair(disk, folder, survey, survey.identity, dry_run, known).run()
+            path = scan.path(scan.numbers[0])
+            raise Corrupt(path, 0, HEAD_SIZE, "neither a header nor the checkpoint has the journal's id")
+        return _Repair(disk, folder, scan, scan.identity, dry_run, known).run()
     finally:
-        survey.close()
+        scan.close()
 
 
 class _Repair:
-    """One repair: the checkpoint first, since it says what is needed; then the files, in order."""
+    """One repair: the checkpoint first, because it determines the needed files.
+
+    Then the files in order.
+    """
 
     def __init__(
         self,
@@ -107,9 +113,9 @@ class _Repair:
         self.checkpoint_path = CheckpointFile(disk, folder).path
 
     def run(self) -> list[JournalRepaired]:
-        """Mends everything that a start needs."""
-        base, forced, file_number = self._base()
-        forced = max(forced, self.known_end)
+        """Repair everything that a start needs."""
+        base, durable_lsn, file_number = self._base()
+        durable_lsn = max(durable_lsn, self.known_end)
         listed = {file.number: file for file in base.files}
         found = self.survey.found()
         unfinished = found is not None and found.files and found.torn_last
@@ -121,36 +127,34 @@ class _Repair:
             file, live = there.get(number), listed.get(number)
             end = live.end if live is not None else 0
             if number == last:
-                end = max(end, forced)
+                end = max(end, durable_lsn)
             elif number + 1 in there:
                 end = there[number + 1].first
             elif file is not None and number >= begin:
                 end = max(end, file.end)
             elif live is None and number < begin:
-                # Nothing but the fallback, or nothing at all, needs it, and nothing says how far it went.
+                # Needed by the older snapshot only, or not at all, and its end is unknown.
                 continue
             first = self._mend(number, file, live.first if live is not None else first, end)
         return self.done
 
-    # The checkpoint.
-
     def _base(self) -> tuple[SnapshotHead, int, int]:
-        """(the snapshot from which a start will go on, what is known to be forced, the highest number of a file)."""
-        survey, checkpoint = self.survey, self.survey.checkpoint
-        forced = checkpoint.forced if checkpoint is not None else 0
+        """(the snapshot from which a start will replay, durable LSN, highest file number)."""
+        scan, checkpoint = self.survey, self.survey.checkpoint
+        durable_lsn = checkpoint.forced if checkpoint is not None else 0
         number = checkpoint.file_number if checkpoint is not None else 0
-        if survey.base is not None:
-            return survey.base, forced, number
-        heads = [survey.snapshots[number] for number in sorted(survey.snapshots, reverse=True)]
+        if scan.base is not None:
+            return scan.base, durable_lsn, number
+        heads = [scan.snapshots[number] for number in sorted(scan.snapshots, reverse=True)]
         if heads:
-            note = f"made anew from snapshot {heads[0].number}; how far the journal was forced is not known"
+            note = f"created again from snapshot {heads[0].number}; the durable LSN of the journal is unknown"
         else:
             heads, note = self._without_snapshot()
-        reason = survey.checkpoint_fault or "no snapshot that it names is good"
+        reason = scan.checkpoint_fault or "no snapshot that it names is valid"
         self.done.append(JournalRepaired(self.checkpoint_path, 0, 0, 0, reason, note))
         pointers = tuple(Pointer(head.number, head.place) for head in heads[:KEPT])
-        self._settle(Checkpoint(*self.identity, forced, number, pointers))
-        return heads[0], forced, number
+        self._settle(Checkpoint(*self.identity, durable_lsn, number, pointers))
+        return heads[0], durable_lsn, number
 
     def _settle(self, checkpoint: Checkpoint) -> None:
         if self.dry_run:
@@ -160,49 +164,51 @@ class _Repair:
         CheckpointFile(self.disk, self.folder).settle(checkpoint)
 
     def _put_aside(self, path: str) -> None:
-        """The name is free; what had it first is kept."""
+        """Rename the file so that its name is free, unless an original is already kept."""
         if self.disk.exists(path + filenames.DAMAGED_SUFFIX):
             self.disk.unlink(path)
         else:
             self.disk.rename(path, path + filenames.DAMAGED_SUFFIX)
 
     def _without_snapshot(self) -> tuple[list[SnapshotHead], str]:
-        """Makes a snapshot of nothing, from which the newest unbroken run of files is replayed."""
-        survey = self.survey
-        number = max([*survey.snapshots, *survey.snapshot_faults, 0]) + 1
-        run = len(survey.files) - 1
-        while run > 0 and survey.files[run - 1].number + 1 == survey.files[run].number:
+        """Create an empty snapshot, from which the newest files without a gap are replayed."""
+        scan = self.survey
+        number = max([*scan.snapshots, *scan.snapshot_faults, 0]) + 1
+        run = len(scan.files) - 1
+        while run > 0 and scan.files[run - 1].number + 1 == scan.files[run].number:
             run -= 1
-        if run < 0 or survey.files[run].number == 1:
+        if run < 0 or scan.files[run].number == 1:
             head = SnapshotHead(self.identity[0], number, 0, ())
             note = "every entry that was ever written is replayed instead"
         else:
-            live = _forerunner(survey.files[run])
+            live = _forerunner(scan.files[run])
             head = SnapshotHead(self.identity[0], number, live.end, (live,))
             note = STATE_LOST
         if not self.dry_run:
-            for file in survey.files[: max(0, run)]:
+            for file in scan.files[: max(0, run)]:
                 self._put_aside(file.path)
             self._write_snapshot(head)
-        survey.files = survey.files[max(0, run) :]
+        scan.files = scan.files[max(0, run) :]
         return [head], note
 
     def _write_snapshot(self, head: SnapshotHead) -> None:
         Snapshots(self.disk, self.folder, self.identity[0]).write(JournalSnapshot(head, b""))
 
-    # Files.
-
     def _mend(self, number: int, file: JournalFile | None, first: int, end: int) -> int:
-        """Mends one file, which begins at the place `first` and must reach up to `end`, or as far as it does (0);
-        answers where it ends."""
+        """Repair one file, which starts at LSN `first` and must reach `end` (0: as far as it does).
+
+        Return its end.
+        """
         path = self.survey.path(number)
         first = file.first if file is not None else first
         patches: list[_Patch] = []
         found: list[JournalRepaired] = []
         if file is None or number in self.survey.head_faults:
-            reason = self.survey.head_faults.get(number, "the file is not there")
+            reason = self.survey.head_faults.get(number, "the file is missing")
             found.append(
-                JournalRepaired(path, 0, HEAD_SIZE, 0, reason, "its head is made anew from its neighbours")
+                JournalRepaired(
+                    path, 0, HEAD_SIZE, 0, reason, "its header is created again from its neighbours"
+                )
             )
             patches.append(_Patch(0, encode_head(Head(*self.identity, number, first))))
         at = max(first + HEAD_SIZE, file.end if file is not None else 0)
@@ -220,14 +226,14 @@ class _Repair:
         return at
 
     def _gaps(self, file: JournalFile | None, end: int) -> Iterator[Gap]:
-        """What must be filled; a tail that was not forced is left to the next start."""
+        """Yield the gaps that must be filled; a tail that was not durable is left to the next start."""
         if file is None:
             return
-        forced = max(end, self.survey.forced(file))
+        durable_lsn = max(end, self.survey.forced(file))
         for gap in self.survey.parts(file):
-            if isinstance(gap, Gap) and gap.first < forced:
-                # After the last snapshot's place there may be too few bytes, of a foreign file, for a filler: it is
-                # made longer where nothing follows.
+            if isinstance(gap, Gap) and gap.first < durable_lsn:
+                # After the last snapshot's LSN there may be too few bytes, of another file, for a filler: it
+                # is extended if nothing follows.
                 ends = [start + HEADER_SIZE for start in self._starts(gap)]
                 yield gap if gap.later else gap._replace(next=max(gap.next, end, *ends))
 
@@ -240,30 +246,38 @@ class _Repair:
         patches: list[_Patch],
         found: list[JournalRepaired],
     ) -> None:
-        """Fillers for what is lost. Raises Corrupt if there is no room for one."""
+        """Add fillers for a gap. Raises Corrupt if it is too small for one."""
         size = gap.next - gap.first
         position = gap.first - first
         if size < HEADER_SIZE:
-            raise Corrupt(path, position, position + size, f"too little is left to mend it: {gap.reason}")
-        said = claim(file, gap.first) if file is not None else ""
-        note = f"{said}; {UNCERTAIN}" if said else UNCERTAIN
+            raise Corrupt(
+                path, position, position + size, f"too few bytes are left to repair it: {gap.reason}"
+            )
+        description = claim(file, gap.first) if file is not None else ""
+        note = f"{description}; {UNCERTAIN}" if description else UNCERTAIN
         found.append(JournalRepaired(path, position, position + size, size, gap.reason, note))
-        for place, part in self._fillers(gap):
-            patches.append(_Patch(place - first, encode_filler(part, place, 0, self.survey.seed)))
+        for lsn, part in self._fillers(gap):
+            patches.append(_Patch(lsn - first, encode_filler(part, lsn, 0, self.survey.seed)))
 
     def _fillers(self, gap: Gap) -> Iterator[tuple[int, int]]:
-        """(place, size) of the fillers of a gap; one begins wherever a replay may."""
+        """Yield (LSN, size) of the fillers of a gap.
+
+        One starts at each LSN at which a replay may start.
+        """
         for begin, end in pairwise([gap.first, *sorted(self._starts(gap)), gap.next]):
             for part in _parts(end - begin):
                 yield begin, part
                 begin += part
 
     def _starts(self, gap: Gap) -> set[int]:
-        """Places of snapshots in a gap."""
+        """LSNs of snapshots inside a gap."""
         return {head.place for head in self.survey.snapshots.values() if gap.first < head.place < gap.next}
 
     def _replace(self, path: str, file: JournalFile | None, patches: list[_Patch]) -> None:
-        """The original is kept aside, the mended file made and forced, then renamed over the original."""
+        """Replace a file by the repaired one.
+
+        The original is copied aside first; the new file is fsynced and renamed.
+        """
         if file is not None and not self.disk.exists(path + filenames.DAMAGED_SUFFIX):
             self._copy(path + filenames.DAMAGED_SUFFIX + filenames.REPAIRED_SUFFIX, file, [])
             self.disk.rename(
@@ -275,7 +289,7 @@ class _Repair:
         self.disk.force_folder(self.folder)
 
     def _copy(self, path: str, file: JournalFile | None, patches: list[_Patch]) -> None:
-        """A forced copy of the file with `patches` in it; they may reach beyond its end."""
+        """Write and fsync a copy of the file with `patches`, which may extend beyond its end."""
         if self.disk.exists(path):
             self.disk.unlink(path)
         copy: File = self.disk.create(path)
@@ -285,16 +299,16 @@ class _Repair:
             position += write_all(copy, [piece], position)
         for patch in patches:
             write_all(copy, [patch.data], patch.position)
-        # After a failed force the copy stays open: nothing takes its place, and the error is the caller's.
+        # After a failed fsync the copy stays open: it is not renamed, and the caller gets the error.
         copy.force()
         copy.close()
 
 
 def _forerunner(file: JournalFile) -> LiveFile:
-    """A file before `file`, which is to be made: its filler tells whoever replays that something was lost."""
+    """Return a file to be created before `file`: its filler shows a replay that entries were lost."""
     first = file.first - HEAD_SIZE - HEADER_SIZE
     if first < 0:
-        raise Corrupt(file.path, 0, HEAD_SIZE, f"its head says that it begins at place {file.first}")
+        raise Corrupt(file.path, 0, HEAD_SIZE, f"its header has the first LSN {file.first}")
     return LiveFile(file.number - 1, first, first + HEAD_SIZE)
 
 

@@ -1,7 +1,7 @@
-"""An offline check of the transaction journal: its checkpoint, both snapshots, every file, every entry, every block.
+"""Offline verification of the transaction journal: checkpoint, snapshots, files and entries.
 
-It reads only, and answers in the words of journal.fsck.log_verify: files count as segments, entries as blocks,
-messages as records. Nobody else may write there meanwhile: who calls this holds the data folder's lock.
+Only reads. The report is that of journal.fsck.log_verify, with files as segments, entries as blocks and
+messages as records. The caller must hold the data folder's lock, so that no other process writes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from journal.wal.file import HEAD_SIZE, SCAN_SIZE, Head, JournalFile, decode_hea
 from journal.wal.recovery_rules import FileFound, Files, FilesFound, decide_files
 
 LEASED_ID_MIN: Final = 16
-"""The producer ids below are the broker's own. Its records stand before a producer's (the note of due times before a
-delayed batch) and are not among those that a piece counts."""
+"""Smaller producer ids are the broker's own. Its records precede a producer's (the arrival header before a
+delayed batch) and are not counted by a piece.
+"""
 
 
 def is_journal(disk: Disk, folder: str) -> bool:
-    """Whether a folder holds a transaction journal, or what is left of one."""
+    """True if a folder has a transaction journal, or parts of one."""
     children = disk.list(folder) if disk.is_folder(folder) else []
     return any(
         name == filenames.CHECKPOINT_NAME or filenames.parse_journal_name(name) is not None
@@ -51,16 +52,19 @@ def is_journal(disk: Disk, folder: str) -> bool:
 def verify_journal(
     disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None
 ) -> Report:
-    """Checks the journal in `folder`; with `records` every message's own checksum too. Raises NewerFormat, OSError."""
-    survey = JournalSurvey(disk, folder)
+    """Verify the journal in `folder`; with `records` also every message's own checksum.
+
+    Raises NewerFormat, OSError.
+    """
+    scan = JournalSurvey(disk, folder)
     try:
-        return _Audit(survey, records, progress).run()
+        return _Audit(scan, records, progress).run()
     finally:
-        survey.close()
+        scan.close()
 
 
 class _Audit:
-    """One check."""
+    """One verification of a transaction journal."""
 
     def __init__(self, survey: JournalSurvey, records: bool, progress: Progress | None) -> None:
         self.survey = survey
@@ -76,7 +80,7 @@ class _Audit:
             self._file(file)
         for name in self.survey.disk.list(self.survey.folder):
             if not filenames.known_in_transactions(name):
-                self.find(name, 0, 0, "a name that the journal does not give", "name", NOTE)
+                self.find(name, 0, 0, "a name that the journal does not use", "name", NOTE)
         return self.report
 
     def find(self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE) -> None:
@@ -84,23 +88,21 @@ class _Audit:
         self.report.findings.append(Finding(path, first, next, what, field, weight))
 
     def _checkpoint(self) -> None:
-        survey = self.survey
-        if survey.checkpoint_fault:
-            self.find(filenames.CHECKPOINT_NAME, 0, 0, survey.checkpoint_fault, "checkpoint")
+        scan = self.survey
+        if scan.checkpoint_fault:
+            self.find(filenames.CHECKPOINT_NAME, 0, 0, scan.checkpoint_fault, "checkpoint")
             return
-        for first, next in survey.checkpoint_file.faulty():
-            what = "a slot is not whole; the other one is"
+        for first, next in scan.checkpoint_file.faulty():
+            what = "one slot is invalid; the other one is valid"
             self.find(filenames.CHECKPOINT_NAME, first, next, what, "slot", NOTE)
 
     def _snapshots(self) -> None:
-        survey = self.survey
+        scan = self.survey
         named = (
-            [pointer.number for pointer in survey.checkpoint.snapshots]
-            if survey.checkpoint is not None
-            else []
+            [pointer.number for pointer in scan.checkpoint.snapshots] if scan.checkpoint is not None else []
         )
-        enough = survey.base is not None
-        for number, error in survey.snapshot_faults.items():
+        enough = scan.base is not None
+        for number, error in scan.snapshot_faults.items():
             weight = NOTE if enough or number not in named else DAMAGE
             what = (
                 f"{error.reason}; a start uses the other one" if enough and number in named else error.reason
@@ -108,22 +110,22 @@ class _Audit:
             self.find(filenames.snapshot_name(number), error.first, error.next, what, "snapshot", weight)
 
     def _files(self) -> None:
-        """What a start would say of the files as a whole, and each head that cannot be used."""
-        survey = self.survey
-        found = survey.found()
+        """Report what a start would report about the files together, and each unusable header."""
+        scan = self.survey
+        found = scan.found()
         row = None if found is None else decide_files(found)
-        told = False
-        for number, fault in survey.head_faults.items():
+        reported = False
+        for number, fault in scan.head_faults.items():
             needless = row is not None and row.decision is not Files.REFUSE
             self.find(
                 filenames.journal_name(number), 0, HEAD_SIZE, fault, "head", NOTE if needless else DAMAGE
             )
-            told = True
+            reported = True
         if (
             found is None
             or row is None
             or row.decision is not Files.REFUSE
-            or (told and row.label == "head damaged")
+            or (reported and row.label == "head damaged")
         ):
             return
         about = found.missing or (found.file_number,)
@@ -138,10 +140,10 @@ class _Audit:
     def _file(self, file: JournalFile) -> None:
         self.report.segments += 1
         name = filenames.journal_name(file.number)
-        forced = self.survey.forced(file)
+        durable_lsn = self.survey.forced(file)
         for part in self.survey.parts(file):
             if isinstance(part, Gap):
-                self._gap(name, file, part, forced)
+                self._gap(name, file, part, durable_lsn)
                 done = part.next
             else:
                 self._entry(name, file, part)
@@ -151,9 +153,9 @@ class _Audit:
 
     def _gap(self, name: str, file: JournalFile, gap: Gap, forced: int) -> None:
         torn = gap.first >= forced
-        what = f"a tail that a start cuts off: {gap.reason}" if torn else f"cannot be read: {gap.reason}"
-        said = claim(file, gap.first)
-        what = f"{what} ({said})" if said and not torn else what
+        what = f"a tail that a start truncates: {gap.reason}" if torn else f"cannot be read: {gap.reason}"
+        description = claim(file, gap.first)
+        what = f"{what} ({description})" if description and not torn else what
         first, next = gap.first - file.first, gap.next - file.first
         self.find(name, first, next, what, "entry", NOTE if torn else DAMAGE)
 
@@ -161,9 +163,7 @@ class _Audit:
         content = entry.content
         first = entry.place - file.first
         if isinstance(content, Filler):
-            self.find(
-                name, first, first + entry.size, "was lost; a repair has closed the gap", "filler", NOTE
-            )
+            self.find(name, first, first + entry.size, "was lost and replaced by a repair", "filler", NOTE)
             return
         self.report.blocks += 1
         self.report.bytes += entry.size
@@ -175,7 +175,7 @@ class _Audit:
 
 
 def _fault(content: AppendMsg, records: bool) -> str:
-    """What of a piece's own checksums does not hold; "" if all do."""
+    """Return the first invalid checksum of a piece, as a sentence; "" if all are valid."""
     view = memoryview(content.data)
     start = 0
     for size, _, crc in content.blocks:
@@ -189,16 +189,19 @@ def _fault(content: AppendMsg, records: bool) -> str:
     try:
         found = list(records_of(view))
     except BadRecord as error:
-        return f"its records do not add up at {error.position}: {error.reason}"
+        return f"its records are invalid at {error.position}: {error.reason}"
     own = [record.id for record in found if split_id(record.id)[0] >= LEASED_ID_MIN]
     if len(own) != content.count:
-        return f"{len(own)} records, it names {content.count}"
+        return f"{len(own)} records, its header has {content.count}"
     bad = next((record for record in found if not body_holds(view, record)), None)
     return "" if bad is None else f"the record at {bad.position} fails its own checksum"
 
 
 class Gap(NamedTuple):
-    """Places `first <= x < next` of a file that cannot be read. `later`: whether a whole entry follows in the file."""
+    """LSNs `first <= x < next` of a file that cannot be read.
+
+    `is_followed`: a valid entry follows in the file.
+    """
 
     first: int
     next: int
@@ -207,13 +210,11 @@ class Gap(NamedTuple):
 
 
 class JournalSurvey:
-    """What lies in a journal's folder, taken as it is: for tools that look at damage offline, and mend it.
+    """The contents of a journal's folder, damaged or not, for offline verification and repair.
 
-    Nothing here changes a byte, and no damage is an exception: a file whose head is gone is placed by its neighbours, a
-    checkpoint that is gone is replaced by what files and snapshots say of themselves. Nobody else may write there
-    meanwhile.
-
-    `close` gives the files back. Raises NewerFormat, OSError.
+    Nothing is changed, and no damage raises an error: a file without a valid header is located by its
+    neighbours, and a missing checkpoint is replaced by what files and snapshots contain. No other process may
+    write meanwhile. `close` closes the files. Raises NewerFormat, OSError.
     """
 
     def __init__(self, disk: Disk, folder: str) -> None:
@@ -222,16 +223,16 @@ class JournalSurvey:
         self.checkpoint_file = CheckpointFile(disk, folder)
         self.checkpoint: Checkpoint | None = None
         self.checkpoint_fault = ""
-        """Why the checkpoint cannot be used, if it cannot."""
+        """Why the checkpoint cannot be used; "" if it can."""
         self.snapshots: dict[int, SnapshotHead] = {}
-        """The good ones, by number."""
+        """Valid snapshots by number."""
         self.snapshot_faults: dict[int, Corrupt] = {}
         self.files: tuple[JournalFile, ...] = ()
-        """Those of which it is known where they belong."""
+        """Files whose position in the journal is known."""
         self.head_faults: dict[int, str] = {}
-        """By number: why the head of a file cannot be used."""
+        """Why the header of a file cannot be used, by number."""
         self.identity: tuple[int, int] | None = None
-        """(journal id, salt), if anything still says it."""
+        """(journal id, salt), if any file still has them."""
         self._read_checkpoint()
         firsts = self._read_heads()
         self._read_snapshots()
@@ -239,25 +240,25 @@ class JournalSurvey:
 
     @property
     def seed(self) -> int:
-        """Where the checksums begin; 0 if nobody knows."""
+        """Initial value of the checksums; 0 if unknown."""
         return 0 if self.identity is None else seed_of(*self.identity)
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of all files that are there."""
+        """Numbers of all existing files, ascending."""
         found = map(filenames.parse_journal_name, self.disk.list(self.folder))
         return sorted(number for number in found if number is not None)
 
     @property
     def base(self) -> SnapshotHead | None:
-        """The snapshot from which a start goes on; None: it cannot."""
+        """The snapshot from which a start replays; None if there is none."""
         if self.checkpoint is None:
             return None
         named = (pointer.number for pointer in self.checkpoint.snapshots)
         return next((self.snapshots[number] for number in named if number in self.snapshots), None)
 
     def found(self) -> FilesFound | None:
-        """What a start would ask its table of files with; None: it does not come so far."""
+        """Facts for the file rules of a start; None if a start does not get that far."""
         base, checkpoint = self.base, self.checkpoint
         if base is None or checkpoint is None:
             return None
@@ -266,8 +267,10 @@ class JournalSurvey:
         return FilesFound(files, base.files, named[-1], base.place, checkpoint.forced, checkpoint.file_number)
 
     def forced(self, file: JournalFile) -> int:
-        """The highest place of which anything says that it is on the disk: all of a file that has a successor; else
-        what the checkpoint, the snapshot or any whole entry of the file says."""
+        """Highest LSN reported as durable: the end of a file that has a successor.
+
+        Else what the checkpoint, the snapshot or any valid entry of the file reports.
+        """
         if file is not self.files[-1]:
             return file.end
         known = [file.first, self.checkpoint.forced if self.checkpoint is not None else 0]
@@ -276,17 +279,19 @@ class JournalSurvey:
         return max(known)
 
     def path(self, number: int) -> str:
-        """Where a file lies."""
+        """Path of a file."""
         return filenames.join(self.folder, filenames.journal_name(number))
 
     def close(self) -> None:
-        """Gives the files back."""
+        """Close the files."""
         for file in self.files:
             file.close()
 
     def parts(self, file: JournalFile, place: int = 0) -> Iterator[Entry | Gap]:
-        """The whole entries of a file and the gaps between them, from `place` on; an entry's views last until the
-        next."""
+        """Yield the valid entries of a file and the gaps between them, from `lsn` on.
+
+        Views of an entry are valid until the next one.
+        """
         place = max(place, file.first + HEAD_SIZE)
         while place < file.end:
             try:
@@ -306,10 +311,10 @@ class JournalSurvey:
         if self.checkpoint is not None:
             self.identity = self.checkpoint.journal_id, self.checkpoint.salt
         elif not self.checkpoint_fault:
-            self.checkpoint_fault = "it is not there"
+            self.checkpoint_fault = "it is missing"
 
     def _read_heads(self) -> dict[int, int]:
-        """The place where each file begins whose head can be used, by number."""
+        """Read the headers; return the first LSN of each file with a valid header, by number."""
         heads: dict[int, Head] = {}
         for number in self.numbers:
             file = self.disk.open_read(self.path(number))
@@ -326,7 +331,10 @@ class JournalSurvey:
         return {number: head.first for number, head in heads.items() if number not in self.head_faults}
 
     def _place_files(self, firsts: dict[int, int]) -> None:
-        """Opens the files; one without a head begins where an entry in it, a snapshot or its neighbours say."""
+        """Open the files.
+
+        The start of one without a header comes from an entry in it, a snapshot or its neighbours.
+        """
         listed = {file.number: file.first for head in self.snapshots.values() for file in head.files}
         sizes = {number: self.disk.size(self.path(number)) for number in self.numbers}
         for number in self.head_faults:
@@ -347,17 +355,17 @@ class JournalSurvey:
         )
 
     def _first_of(self, number: int) -> int | None:
-        """Where a file begins by the first whole entry in its first bytes: an entry knows its place."""
+        """Return the first LSN of a file, computed from the first valid entry near its start."""
         file = self.disk.open_read(self.path(number))
         try:
             data = memoryview(file.pread(SCAN_SIZE, 0))
         finally:
             file.close()
-        for position, place in headers(data):
-            if place >= position:
+        for position, lsn in headers(data):
+            if lsn >= position:
                 with suppress(BadRecord):
-                    decode_entry(data[position:], place, self.seed)
-                    return place - position
+                    decode_entry(data[position:], lsn, self.seed)
+                    return lsn - position
         return None
 
     def _read_snapshots(self) -> None:
@@ -386,16 +394,16 @@ class JournalSurvey:
 
 
 def claim(file: JournalFile, place: int) -> str:
-    """What a damaged entry says of itself, unproven; "" if it says nothing."""
+    """Describe a damaged entry by its own unverified header; "" if that is impossible."""
     data = file.pread(HEADER_SIZE + 12, place)
     if len(data) < HEADER_SIZE + 12:
         return ""
     kind = HEADER.unpack_from(data)[2] >> KIND_SHIFT
     body = data[HEADER_SIZE:]
     if kind == KIND_APPEND_MSG:
-        return f"it says of itself: messages of transaction {int.from_bytes(body[:8], 'big')}"
+        return f"its unverified header: messages of transaction {int.from_bytes(body[:8], 'big')}"
     if kind == KIND_TX_OP:
         operation = int.from_bytes(body[:2], "big")
         name = OPERATION_NAMES.get(operation, f"operation {operation}")
-        return f"it says of itself: {name} of transaction {int.from_bytes(body[4:], 'big')}"
+        return f"its unverified header: {name} of transaction {int.from_bytes(body[4:], 'big')}"
     return ""

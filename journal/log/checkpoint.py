@@ -1,13 +1,17 @@
-"""`log.mark`: what a log must know of itself before it reads a record. Two alternating slots (journal.dual_slot_file).
+"""The checkpoint of a log, `log.mark`: what must be known before a record is read.
+
+Also the log's snapshots.
+
+The file has two alternating slots (journal.dual_slot_file). Payload of a slot, big-endian:
 
     version u16 | bits u16 (0 clean, 1 stopped) | log id u64 | first u64 | first ordinal u64 | forced u64
     | forced ordinal u64 | append time u64 ms | epoch u32 | starts u16 | reason size u16
     | starts x (epoch u32, offset u64) | reason, UTF-8
 
-All numbers are big-endian. `forced` is a lower bound and always an append's end; it is rewritten without a force, at
-most once a second, after the force that it reports. `first` is where the log begins since retention or truncation.
-A change of epoch, first, stopped or clean is written to both slots, each forced, before it takes effect: so a slot
-that rots or tears takes at most a newer `forced` with it.
+`forced`, the durable offset, is a lower bound and always the end of an append. It is rewritten without an
+fsync, at most once a second, after the fsync that it reports. `first` is the first offset since retention or
+truncation. A change of epoch, first, stopped or clean is written to both slots, each fsynced, before it takes
+effect: a slot that is damaged or torn loses at most a newer durable offset.
 """
 
 from __future__ import annotations
@@ -31,26 +35,36 @@ BIT_STOPPED: Final = 2
 
 EPOCH_CLOCK_MIN: Final = 1 << 30
 EPOCH_CLOCK_MAX: Final = 0xF000_0000
-"""A clock that is wrong by a century leaves numbers for more epochs than a log can have."""
+"""Epochs from a clock are limited to this value: a clock that is wrong by a century still leaves room for
+more epochs than a log can have.
+"""
 
 STARTS_MAX: Final = 128
-"""Cuts that are remembered; beyond, the oldest two become one that is a little too careful. They fit a slot."""
+"""Epoch starts that are remembered; they fit in a slot. After that the two oldest are merged, which is safe
+but makes some readers go back further than necessary.
+"""
 
 REASON_SIZE_MAX: Final = 1000
 """The rest of a slot, rounded down."""
 
 REWRITE_SECONDS: Final = 1.0
-"""An unforced rewrite of the forced mark at most this often: it only spares a start some checking."""
+"""Minimum time between rewrites of the durable offset without an fsync: it only reduces the checks at a
+start.
+"""
 
 
 class WrongLog(Corrupt):
-    """The folder belongs to another log: an earlier topic of the same name, say. Nothing in it is touched."""
+    """The folder belongs to another log, for example to an earlier topic of the same name.
+
+    Nothing in it is changed.
+    """
 
 
 class Marks(NamedTuple):
-    """`starts`: (epoch, offset at which the log was cut when that epoch began), offsets rising.
+    """The checkpoint of a log.
 
-    `stopped`: why the log takes no writes, None if it does. `clean`: nothing follows `forced`.
+    `starts`: (epoch, offset at which the log was truncated when the epoch began), offsets rising. `stopped`:
+    why the log accepts no writes, None if it does. `clean`: nothing follows the durable offset.
     """
 
     first: int
@@ -65,7 +79,7 @@ class Marks(NamedTuple):
 
 
 def encode_marks(log_id: int, marks: Marks) -> bytes:
-    """The payload of a slot; a reason that is too long is cut."""
+    """Return the payload of a slot; a reason that is too long is shortened."""
     reason = (marks.stopped or "").encode()[:REASON_SIZE_MAX]
     bits = BIT_CLEAN * marks.clean | BIT_STOPPED * (marks.stopped is not None)
     head = HEAD.pack(VERSION, bits, log_id, *marks[:6], len(marks.starts), len(reason))
@@ -73,7 +87,7 @@ def encode_marks(log_id: int, marks: Marks) -> bytes:
 
 
 def decode_marks(data: bytes, path: str, log_id: int) -> Marks:
-    """Raises NewerFormat, WrongLog; Corrupt if the marks do not add up."""
+    """Decode the payload of a slot. Raises NewerFormat, WrongLog; Corrupt if sizes do not match."""
     if len(data) < HEAD.size:
         raise Corrupt(path, 0, len(data), "shorter than its fixed part")
     version, bits, found_id, *numbers, count, reason_size = HEAD.unpack_from(data)
@@ -83,16 +97,19 @@ def decode_marks(data: bytes, path: str, log_id: int) -> Marks:
         raise WrongLog(path, 0, len(data), f"the folder is of log {found_id:#x}, not of {log_id:#x}")
     begins = HEAD.size + count * START.size
     if begins + reason_size != len(data):
-        raise Corrupt(path, 0, len(data), "another size than it says")
-    first, first_ordinal, forced, forced_ordinal, append_time, epoch = numbers
+        raise Corrupt(path, 0, len(data), "its size does not match its content")
+    first, first_ordinal, durable, forced_ordinal, append_time, epoch = numbers
     starts = tuple((start, offset) for start, offset in START.iter_unpack(data[HEAD.size : begins]))
     reason = data[begins:].decode("utf-8", "replace") if bits & BIT_STOPPED else None
     clean = bool(bits & BIT_CLEAN)
-    return Marks(first, first_ordinal, forced, forced_ordinal, append_time, epoch, starts, clean, reason)
+    return Marks(first, first_ordinal, durable, forced_ordinal, append_time, epoch, starts, clean, reason)
 
 
 def read_log_id(disk: Disk, folder: str) -> int | None:
-    """The id of the log in `folder`; None if there is none (yet). Raises Corrupt, NewerFormat, OSError."""
+    """Return the id of the log in `folder`; None if it has no checkpoint (yet).
+
+    Raises Corrupt, NewerFormat, OSError.
+    """
     path = join(folder, mark_name())
     found = Slots(disk, path).read()
     if found is None:
@@ -105,39 +122,48 @@ def read_log_id(disk: Disk, folder: str) -> int | None:
 
 
 def with_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int) -> tuple[tuple[int, int], ...]:
-    """`starts` after an epoch began at `offset`: earlier ones at or above it say nothing more, and are left out."""
+    """Return `starts` with a new epoch at `offset`.
+
+    Earlier ones at or above `offset` are removed as redundant.
+    """
     kept = [start for start in starts if start[1] < offset]
     kept.append((epoch, offset))
     if len(kept) > STARTS_MAX:
         uncut = next((start for start in kept if _is_uncut(start[0])), None)
         if uncut is not None:
-            # Nothing was cut there: it only tells who has read in another copy of the folder.
+            # Nothing was truncated at this start: it only identifies readers of another copy of the folder.
             kept.remove(uncut)
         else:
-            # For readers between the two epochs the lower place is too careful: they go back further than they must.
+            # Readers with an epoch between the two go back further than necessary, which is safe.
             kept[:2] = [(kept[1][0], kept[0][1])]
     return tuple(kept)
 
 
 def next_epoch(epoch: int, wall_ms: int, *, cut: bool) -> int:
-    """The epoch after `epoch`: the clock's second where that is higher, so that a folder and an older copy of it that
-    is started later do not give their epochs the same number. Odd where the log was `cut`, even where it was not."""
+    """Return the epoch after `epoch`: odd if the log was truncated (`truncated`), even if not.
+
+    The clock's second is used if it is higher, so that a folder and an older copy of it that is started later
+    do not use the same epoch for different records.
+    """
     found = max(epoch + 1, min(wall_ms // 1000, EPOCH_CLOCK_MAX))
     return found + (found % 2 != cut)
 
 
 def _is_uncut(epoch: int) -> bool:
-    """Earlier releases counted epochs from 1, and each was a cut."""
+    """True if no data was truncated at the epoch.
+
+    Earlier releases counted from 1 and always truncated.
+    """
     return epoch >= EPOCH_CLOCK_MIN and epoch % 2 == 0
 
 
 def cut_since(starts: tuple[tuple[int, int], ...], epoch: int) -> int | None:
-    """The lowest offset at which the log was cut after `epoch`; None if it was not."""
+    """Lowest offset at which the log was truncated after `epoch`; None if it was not."""
     return next((offset for start, offset in starts if start > epoch), None)
 
 
 class MarkFile:
-    """The file. One thread at a time; the log's lock sees to it."""
+    """The file `log.mark`. Not thread-safe: the log's lock serialises the calls."""
 
     def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
         self.path = join(folder, mark_name())
@@ -145,7 +171,10 @@ class MarkFile:
         self._slots = Slots(disk, self.path)
 
     def read(self) -> Marks | None:
-        """None if nothing was ever written. Raises Corrupt, WrongLog, NewerFormat, OSError."""
+        """Return the checkpoint; None if none was ever written.
+
+        Raises Corrupt, WrongLog, NewerFormat, OSError.
+        """
         found = self._slots.read()
         return None if found is None else decode_marks(found[1], self.path, self._log_id)
 
@@ -154,50 +183,52 @@ class MarkFile:
         return [(number * SLOT_SIZE, (number + 1) * SLOT_SIZE) for number in self._slots.faulty()]
 
     def settle(self, marks: Marks) -> None:
-        """Both slots, each forced: what must not be forgotten. Raises OSError, Full."""
+        """Write both slots, each fsynced. Durable on return. Raises OSError, Full."""
         payload = encode_marks(self._log_id, marks)
         self._slots.write(payload, force=True)
         self._slots.write(payload, force=True)
 
     def note(self, marks: Marks) -> None:
-        """One slot, not forced. Raises OSError, Full."""
+        """Write one slot without an fsync. Raises OSError, Full."""
         self._slots.write(encode_marks(self._log_id, marks), force=False)
 
 
-# Snapshots of what a log's records taught, so that a start need not read them all: `<32 digits>.state`.
+# Format of a snapshot file, `<32 digits>.state`, big-endian:
 #
-#     magic "TFST" | version u16 | zero u16 | log id u64 | offset u64 | next ordinal u64 | append time u64 ms
-#     | sources u32 | state size u64 | CRC-32 u32 of everything else
-#     | sources x (kind u32, id u64, high u64, low u64) | state
 #
-# All numbers are big-endian. The checksum stays where it is in every version, so that a flipped bit is not taken for a
-# newer format. A snapshot describes every record before `offset`, which is also its name, and is written
-# only after the log is forced up to there. It comes under its name by a rename, whole; of a log's snapshots the two
-# newest are kept, so that one that rots leaves another. It also carries the highest applied position of every source:
-# retention may have removed the control records that said so.
+#      magic "TFST" | version u16 | zero u16 | log id u64 | offset u64 | next ordinal u64 | append time u64 ms
+#      | sources u32 | state size u64 | CRC-32 u32 of everything else
+#      | sources x (kind u32, id u64, high u64, low u64) | state
+#
+#
+# The checksum has the same position in every version, so that a flipped bit is not taken for a newer format.
 
 MAGIC: Final = b"TFST"
 HEADER: Final = Struct(">4sHHQQQQIQI")
 SOURCE: Final = Struct(">IQQQ")
 CRC: Final = Struct(">I")
 KEPT: Final = 2
-"""Snapshots kept: the newest, and the one before it for the day the newest cannot be read."""
+"""Snapshots kept: the newest, and the previous one in case the newest cannot be read."""
 
 NEW_SUFFIX: Final = ".new"
-"""What a snapshot is called until it is whole and forced."""
+"""Suffix of a snapshot's name until it is complete and fsynced."""
 
 Sources = Mapping[tuple[int, int], tuple[int, int]]
 
 
 class State(Protocol):
-    """Memory that is rebuilt from a log: for the broker, its producers' sequences and first answers.
+    """In-memory state that is rebuilt from a log, for example the sequences of its producers.
 
-    At open, `load` comes once, then `apply` for each verified block behind what was loaded, in order, append by
-    append. `dump` is called by the owner between appends: it must describe exactly what was appended so far.
+    At open, `load` is called once, then `apply` for each verified block after the snapshot, in order, append
+    by append. `dump` is called by the owner between appends and must describe exactly what was appended so
+    far.
     """
 
     def load(self, data: bytes) -> None:
-        """Starts from what `dump` gave; b"" is the state of an empty log. Raises ValueError if it is no dump."""
+        """Replace the state by a dump; b"" is the state of an empty log.
+
+        Raises ValueError for an invalid dump.
+        """
         ...
 
     def dump(self) -> bytes: ...
@@ -206,20 +237,25 @@ class State(Protocol):
 
 
 class NoState:
-    """For a log whose records teach nothing that is worth keeping."""
+    """Empty state, for a log whose records need none."""
 
     def load(self, data: bytes) -> None:
-        """There is nothing to start from."""
+        """Ignore the empty dump."""
 
     def dump(self) -> bytes:
+        """Return the empty dump."""
         return b""
 
     def apply(self, block: Block) -> None:
-        """Nothing is learned."""
+        """Ignore the block."""
 
 
 class Snapshot(NamedTuple):
-    """What every record before `offset` taught; `ordinal` and `append_time` go on from there."""
+    """State of a log before `offset`, so that a start need not read all records.
+
+    `ordinal` is that of the next record. `sources` has the highest applied position of each source: retention
+    may have removed the block trailers that record it.
+    """
 
     offset: int
     ordinal: int
@@ -229,9 +265,9 @@ class Snapshot(NamedTuple):
 
 
 def encode_snapshot(log_id: int, snapshot: Snapshot) -> bytes:
-    """The bytes of a snapshot file."""
+    """Return the bytes of a snapshot file."""
     body = (
-        b"".join(SOURCE.pack(*key, *place) for key, place in sorted(snapshot.sources.items()))
+        b"".join(SOURCE.pack(*key, *position) for key, position in sorted(snapshot.sources.items()))
         + snapshot.state
     )
     fields = (MAGIC, VERSION, 0, log_id, snapshot.offset, snapshot.ordinal, snapshot.append_time)
@@ -240,7 +276,7 @@ def encode_snapshot(log_id: int, snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes, path: str, log_id: int) -> Snapshot:
-    """The snapshot in `data`. Raises NewerFormat, or Corrupt with positions in the file `path`."""
+    """Decode a snapshot. Raises NewerFormat, or Corrupt with positions in the file `path`."""
     if len(data) < HEADER.size:
         raise Corrupt(path, 0, len(data), "shorter than its header")
     magic, version, _, found_id, offset, ordinal, append_time, count, size, crc = HEADER.unpack_from(data)
@@ -252,14 +288,14 @@ def decode_snapshot(data: bytes, path: str, log_id: int) -> Snapshot:
         raise NewerFormat(path, version, VERSION)
     begins = HEADER.size + count * SOURCE.size
     if begins + size != len(data) or found_id != log_id:
-        raise Corrupt(path, 0, len(data), "a snapshot of another log, or of another size than it says")
+        raise Corrupt(path, 0, len(data), "a snapshot of another log, or its size does not match its content")
     places = SOURCE.iter_unpack(data[HEADER.size : begins])
     sources = {(kind, id): (high, low) for kind, id, high, low in places}
     return Snapshot(offset, ordinal, append_time, sources, data[begins:])
 
 
 def read_snapshot(disk: Disk, folder: str, offset: int, log_id: int) -> Snapshot:
-    """The snapshot at `offset` in `folder`. Raises Corrupt, NewerFormat, OSError."""
+    """Read the snapshot at `offset` in `folder`. Raises Corrupt, NewerFormat, OSError."""
     path = join(folder, state_name(offset))
     file = disk.open_read(path)
     try:
@@ -272,7 +308,10 @@ def read_snapshot(disk: Disk, folder: str, offset: int, log_id: int) -> Snapshot
 
 
 def read_snapshot_log_id(disk: Disk, path: str) -> int | None:
-    """The id of the log that the snapshot at `path` is of; None if the file is damaged. Raises NewerFormat, OSError."""
+    """Return the log id in the snapshot at `path`; None if the file is damaged.
+
+    Raises NewerFormat, OSError.
+    """
     file = disk.open_read(path)
     try:
         data = file.pread(file.size(), 0)
@@ -289,7 +328,11 @@ def read_snapshot_log_id(disk: Disk, path: str) -> int | None:
 
 
 class Snapshots:
-    """The snapshot files of one log's folder. `write` may run in a worker; one thread at a time."""
+    """The snapshot files in one log's folder. `write` may run in a worker; one thread at a time.
+
+    A snapshot is written only after the log is durable up to its offset, which is also its name. It is
+    renamed to its name when it is complete. The two newest are kept, so that damage to one leaves the other.
+    """
 
     def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
         self._disk = disk
@@ -299,13 +342,13 @@ class Snapshots:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Offsets of the snapshots that are known to be good, oldest first."""
+        """Offsets of the snapshots that are known to be valid, oldest first."""
         return tuple(self._kept)
 
     def newest(self, end: int) -> tuple[Snapshot | None, list[Corrupt]]:
-        """The newest good snapshot at or before `end`, and what was found damaged on the way to it.
+        """Return the newest valid snapshot at or before `end`, and the errors of the damaged ones.
 
-        Remembers the good ones. Raises NewerFormat.
+        Records the valid ones in `offsets`. Raises NewerFormat.
         """
         found, damaged = None, []
         self._kept = []
@@ -323,7 +366,7 @@ class Snapshots:
         return found, damaged
 
     def write(self, snapshot: Snapshot) -> None:
-        """Makes `snapshot` durable, then removes what is older than the one before it. Raises OSError, Full."""
+        """Make `snapshot` durable, then remove those that are no longer kept. Raises OSError, Full."""
         if snapshot.offset in self._kept:
             return
         path = join(self._folder, state_name(snapshot.offset))
@@ -334,7 +377,7 @@ class Snapshots:
         self.prune(snapshot.offset)
 
     def prune(self, end: int) -> None:
-        """Removes unfinished ones, those beyond `end` and all but the newest good KEPT."""
+        """Remove all snapshots except the SNAPSHOTS_KEPT newest valid ones up to `end`."""
         keep = {offset for offset in self._kept if offset <= end}
         keep = set(sorted(keep)[-KEPT:])
         for name in self._disk.list(self._folder):
@@ -350,7 +393,7 @@ class Snapshots:
         if self._disk.exists(path):
             self._disk.unlink(path)
         file = self._disk.create(path)
-        # A file whose force failed is not closed here: the error is the caller's, and the bytes are not wanted.
+        # A file whose fsync failed is not closed: the caller gets the error, and the bytes are not needed.
         write_all(file, [data], 0)
         file.force()
         file.close()

@@ -1,16 +1,16 @@
-"""The block index of a segment: where to begin to look for an offset, an ordinal or a time.
+"""The index of a segment: where to start the search for an offset, an ordinal or a time.
 
-One entry covers a run of whole control blocks of at least 64 KiB (the last one of a sealed segment may be
-shorter), so that a million single sends do not make a million entries. The entries follow each other without
-a gap, from the start of the segment. The file is a copy of what memory holds, appended to without a force and
-wholly derived from the control records: `load` takes as many of its entries as are sound, and the segment
-adds the rest by walking.
+One entry covers a run of whole blocks of at least 64 KiB (the last one of a sealed segment may be shorter),
+so that a million small sends do not make a million entries. Entries are contiguous from the start of the
+segment. The file is a copy of the index in memory, appended to without an fsync and fully derived from the
+block trailers: `load` accepts its valid entries up to the first invalid one, and the segment adds the rest by
+walking.
 
     first ordinal u64 | position u64 | append time u64 | log id u64 | size u32 | records u32 | epoch u32 | CRC
     u32
 
-Big-endian, 48 bytes. The CRC-32 goes over the segment's first offset (8 bytes) and the entry's first 44, so
-an entry of another segment does not pass. docs/formats/index.md is the page of this format.
+Big-endian, 48 bytes. The CRC-32 covers the segment's first offset (8 bytes) and the entry's first 44 bytes,
+so that an entry of another segment is invalid. The format is described in docs/formats/index.md.
 """
 
 from __future__ import annotations
@@ -34,17 +34,21 @@ _CRC: Final = Struct(">I")
 _BASE: Final = Struct(">Q")
 
 RUN_SIZE_MIN: Final = 64 << 10
-"""Bytes that an entry covers at least: what a search inside a run must walk at most, unless one block is
-larger."""
+"""Minimum bytes that an entry covers: the maximum that a search walks inside a run, unless one block is
+larger.
+"""
 
 WRITE_COUNT: Final = 16
-"""Entries are written so many at a time: one small write per MiB of records, and a MiB to walk after a
-crash."""
+"""Entries are written in groups of this size: one small write, and after a crash one walk, per MiB of
+records.
+"""
 
 
 class Entry(NamedTuple):
-    """A run of control blocks: `position` and `size` in the segment, `append_time` the latest in the segment
-    up to the run's end (ms), `epoch` that of its last block."""
+    """A run of blocks. `position` and `size` refer to the segment.
+
+    `append_time` (ms) is the latest in the segment up to the run's end, `epoch` that of the run's last block.
+    """
 
     first_ordinal: int
     position: int
@@ -55,21 +59,22 @@ class Entry(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A block of the segment begins at `position`, and its first record has `ordinal`; None: nobody knows
-    yet."""
+    """Start of a block in the segment, and the ordinal of its first record; None: not known yet."""
 
     position: int
     ordinal: int | None
 
 
 class Index:
-    """The entries of one segment, and the run that is not full yet. Not thread-safe for changes; searches may
-    run beside `add`, which only appends."""
+    """Index of one segment: its entries, and the open run that has no entry yet.
+
+    Not thread-safe for changes; searches may run concurrently with `add`, which only appends.
+    """
 
     def __init__(self, path: str, base: int, log_id: int) -> None:
         self.path = path
         self.fault: str | None = None
-        """Why the file was not taken as it was; None: it was sound."""
+        """Why the file was not accepted completely; None if it was valid."""
         self._log_id = log_id
         self._seed = crc32(_BASE.pack(base))
         self._base = base
@@ -81,19 +86,18 @@ class Index:
         self._file: File | None = None
         self._open = Place(0, None)
         self.end = 0
-        """The position up to which blocks were added."""
+        """Position up to which blocks were added."""
         self.end_ordinal: int | None = None
-        """The ordinal behind them; None as long as there are none."""
+        """Ordinal after the added blocks; None if there are none."""
         self._time = 0
         self._epoch = 0
 
     @classmethod
     def load(cls, disk: Disk, path: str, base: int, log_id: int, size: int) -> Index:
-        """The sound entries of the file at `path` that lie inside a segment of `size` bytes, from the first
-        on.
+        """Load the valid entries of the file at `path` for a segment of `size` bytes. Raises OSError.
 
-        `fault` says what was missing or wrong; the bad rest is overwritten by the next write. No more is read
-        than a segment of that size can need. Raises OSError.
+        `fault` is set to what was missing or invalid; the next write overwrites the invalid rest. No more is
+        read than a segment of that size can need.
         """
         index = cls(path, base, log_id)
         if not disk.exists(path):
@@ -108,38 +112,37 @@ class Index:
         return index
 
     def __len__(self) -> int:
-        """The count of entries."""
+        """Number of entries."""
         return len(self._ordinals)
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry, in order."""
+        """Yield all entries in order."""
         for number in range(len(self)):
             yield self.entry(number)
 
     def entry(self, number: int) -> Entry:
-        """One entry; -1 is the last."""
+        """Return an entry; -1 is the last."""
         count = len(self)
         number = number + count if number < 0 else number
-        place = self._place(number)
-        behind = self._place(number + 1) if number + 1 < count else self._open
-        ordinal = place.ordinal or 0
-        size = behind.position - place.position
-        records = (behind.ordinal or 0) - ordinal
-        return Entry(ordinal, place.position, self._times[number], size, records, self._epochs[number])
+        position = self._place(number)
+        following = self._place(number + 1) if number + 1 < count else self._open
+        ordinal = position.ordinal or 0
+        size = following.position - position.position
+        records = (following.ordinal or 0) - ordinal
+        return Entry(ordinal, position.position, self._times[number], size, records, self._epochs[number])
 
     @property
     def first_ordinal(self) -> int | None:
-        """The ordinal of the segment's first record; None as long as no block was added."""
+        """Ordinal of the segment's first record; None if no block was added."""
         return self._ordinals[0] if len(self) else self._open.ordinal
 
     @property
     def newest_ms(self) -> int:
-        """The latest append time (ms) of the blocks added; 0: none."""
+        """Latest append time (ms) of the added blocks; 0 if there are none."""
         return self._time
 
     def add(self, control: Control) -> None:
-        """The next control block of the segment. Between it and the one before may be damage, which its run
-        then covers."""
+        """Add the next block. Its run also covers damage between it and the previous block."""
         if self._open.ordinal is None:
             self._open = Place(self._open.position, control.first_ordinal)
         self.end = control.next - self._base
@@ -150,11 +153,11 @@ class Index:
             self.close_run()
 
     def close_run(self) -> None:
-        """Makes an entry of the open run, however short: when the segment is sealed."""
+        """Close the open run with an entry, even if it is short. Called when the segment is sealed."""
         position, ordinal = self._open
         if self.end == position or ordinal is None:
             return
-        # The ordinals come last, since their count is the count of entries for a search in another thread.
+        # The ordinals last: their count is the number of entries that a search in another thread sees.
         self._times.append(self._time)
         self._epochs.append(self._epoch)
         self._positions.append(position)
@@ -162,7 +165,7 @@ class Index:
         self._open = Place(self.end, self.end_ordinal)
 
     def cut(self, position: int) -> None:
-        """Forgets every run that ends behind `position`; the caller adds the blocks of the rest again."""
+        """Remove every run that ends after `position`; the caller adds the remaining blocks again."""
         while len(self) and self._open.position > position:
             self._open = Place(self._positions.pop(), self._ordinals.pop())
             self._times.pop()
@@ -175,30 +178,34 @@ class Index:
         self._written = min(self._written, len(self))
 
     def by_position(self, position: int) -> Place:
-        """The last known block start at or before `position`."""
+        """Last known block start at or before `position`."""
         count = len(self)
         if not count or position >= self._open.position:
             return self._open
         return self._place(bisect_right(self._positions, position, 0, count) - 1)
 
     def by_ordinal(self, ordinal: int) -> Place:
-        """The last known block start whose first ordinal is at most `ordinal`; the segment's start if none
-        is."""
+        """Last known block start whose first ordinal is at most `ordinal`.
+
+        If none, the segment's start.
+        """
         count = len(self)
         if not count or (self._open.ordinal is not None and ordinal >= self._open.ordinal):
             return self._open
         return self._place(max(0, bisect_right(self._ordinals, ordinal, 0, count) - 1))
 
     def by_time(self, time_ms: int) -> Place:
-        """A block start such that the first block appended at or after `time_ms` is not before it."""
+        """Block start at or before the first block appended at or after `time_ms`."""
         count = len(self)
         number = bisect_left(self._times, time_ms, 0, count)
         return self._place(number) if number < count else self._open
 
     def write(self, disk: Disk, *, all: bool = True) -> None:
-        """Appends the entries that the file lacks; not `all`: only once WRITE_COUNT of them have gathered.
+        """Append the entries that the file lacks.
 
-        Never forces. Raises Full or OSError; the entries stay due.
+        If not `all`, only when there are at least WRITE_COUNT.
+
+        Not fsynced. Raises Full or OSError; the entries remain to be written.
         """
         due = len(self) - self._written
         if due < (1 if all else WRITE_COUNT) and not (all and self.fault):
@@ -215,14 +222,13 @@ class Index:
         self.fault = None
 
     def close(self) -> None:
-        """Gives the file back. Entries that are not written are made anew from the segment when it is
-        opened."""
+        """Close the file. Missing entries are rebuilt from the segment at the next load."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
     def _take(self, data: bytes, size: int) -> str | None:
-        """Takes sound entries from `data`; answers what is wrong with the first that is not."""
+        """Append the valid entries in `data`. Return why the first invalid one was rejected, or None."""
         for place in range(0, len(data) - ENTRY_SIZE + 1, ENTRY_SIZE):
             ordinal, position, time, log_id, run_size, records, epoch, crc = ENTRY.unpack_from(data, place)
             if (
@@ -234,7 +240,7 @@ class Index:
             if position != start or not run_size or first not in (None, ordinal):
                 return f"entry {place // ENTRY_SIZE} does not follow the one before"
             if position + run_size > size:
-                return f"entry {place // ENTRY_SIZE} lies behind the segment's end"
+                return f"entry {place // ENTRY_SIZE} is after the segment's end"
             self._ordinals.append(ordinal)
             self._positions.append(position)
             self._times.append(time)
@@ -254,28 +260,24 @@ class Index:
         return head + _CRC.pack(crc32(head, self._seed))
 
 
-# The index file of a segment, searched where it lies: only the entries that a search meets are read.
-#
-# For who looks into a log beside its owner and for one place at a time: loading a whole index costs the more the larger
-# the segment is, a search costs its logarithm. Each entry is checked by its CRC, and where it says that blocks begin,
-# the control record before that place has to say so too. Whatever is not as it should be raises `Unsound`: then the
-# index is made from the segment (`journal.log.index`).
-
 _COVERED: Final = ENTRY_SIZE - 4
-"""Bytes of an entry before its CRC."""
+"""Bytes of an entry that its CRC covers."""
 
 Pread = Callable[[int, int], bytes]
 """pread(size, position) of the segment."""
 Blocks = Callable[[int], Iterator[Block]]
-"""The sound blocks of the segment from a block's start on."""
+"""Valid blocks of the segment from a block start on."""
 
 
 BEHIND_BYTES_MAX: Final = 8 << 20
-"""An owner leaves some MiB of its segment without entries; more means that entries are missing."""
+"""The owner leaves at most some MiB of its segment without entries; more means that entries are missing."""
 
 
 class Unsound(JournalError):
-    """The index file at `path` does not hold: nothing is lost, the segment has all of it."""
+    """The index file at `path` is invalid.
+
+    Nothing is lost: the index can be built from the segment.
+    """
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -283,8 +285,13 @@ class Unsound(JournalError):
 
 
 class RunIndex(Index):
-    """An `Index` for searches alone: nothing can be added, nothing is written. `size` of the segment counts, however
-    long the files are by now. Raises Unsound, OSError from every search."""
+    """Read-only `SegmentIndex` that is searched on disk, reading only the entries that a search needs.
+
+    For processes that read another process's log one position at a time: loading an index costs its size, a
+    search costs its logarithm. The CRC of each entry is checked, and the block trailer before the position it
+    names. Only `size` bytes of the segment count, even if the files have grown. Every search raises
+    InvalidIndex, OSError.
+    """
 
     def __init__(self, file: File, base: int, log_id: int, size: int, pread: Pread, blocks: Blocks) -> None:
         super().__init__(file.path, base, log_id)
@@ -297,8 +304,8 @@ class RunIndex(Index):
         self._count = self._search(most, self._is_inside)
         if self._count:
             last = self.entry(-1)
-            place = Place(last.position + last.size, last.first_ordinal + last.records)
-            self._open = self._proven(place)
+            position = Place(last.position + last.size, last.first_ordinal + last.records)
+            self._open = self._proven(position)
         self.end, self.end_ordinal = self._open
         if size - self.end > BEHIND_BYTES_MAX:
             raise Unsound(self.path, f"it ends at position {self.end} of {size}")
@@ -307,7 +314,7 @@ class RunIndex(Index):
         return self._count
 
     def entry(self, number: int) -> Entry:
-        """One entry, read at its first use; -1 is the last."""
+        """Return an entry, read at its first use; -1 is the last."""
         number = number + self._count if number < 0 else number
         found = self._entries.get(number) or self._read(number)
         if found is None:
@@ -342,7 +349,10 @@ class RunIndex(Index):
 
     @staticmethod
     def _search(count: int, holds: Callable[[int], bool]) -> int:
-        """How many of the first `count` numbers `holds` is true of; it is true up to some number, and not beyond."""
+        """Binary search: how many of the first `count` numbers satisfy `holds`.
+
+        `holds` must be true up to some number and false after it.
+        """
         low, high = 0, count
         while low < high:
             middle = (low + high) // 2
@@ -354,7 +364,7 @@ class RunIndex(Index):
         return found is not None and found.position + found.size <= self._size
 
     def _read(self, number: int) -> Entry | None:
-        """The entry if its CRC holds and it is of this log."""
+        """Read an entry; None if its CRC or its log id is wrong."""
         data = self._entries_file.pread(ENTRY_SIZE, number * ENTRY_SIZE)
         if len(data) < ENTRY_SIZE:
             return None
@@ -368,20 +378,23 @@ class RunIndex(Index):
         return self._proven(Place(entry.position, entry.first_ordinal))
 
     def _proven(self, place: Place) -> Place:
-        """`place`, if the control record before it ends there and counts up to its ordinal. Raises Unsound."""
+        """Return `place` if the block trailer before it ends there with the same ordinal.
+
+        Raises InvalidIndex.
+        """
         if not place.position:
             return place
         at = place.position - CONTROL_SIZE
         try:
-            control = decode_control(self._pread(CONTROL_SIZE, at), 0, self._log_id)
+            trailer = decode_control(self._pread(CONTROL_SIZE, at), 0, self._log_id)
         except BadRecord as error:
             raise Unsound(self.path, f"no block ends at position {place.position}") from error
-        if control.end != self._base + at or control.next_ordinal != place.ordinal:
+        if trailer.end != self._base + at or trailer.next_ordinal != place.ordinal:
             raise Unsound(self.path, f"another block ends at position {place.position} than it says")
         return place
 
     def _behind(self) -> tuple[int | None, int]:
-        """Of the blocks behind the last entry: the first ordinal, and the latest append time."""
+        """(first ordinal, latest append time) of the blocks after the last entry."""
         if self._rest is None:
             ordinal, newest = None, 0
             for block in self._blocks(self._open.position):

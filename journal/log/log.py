@@ -1,10 +1,11 @@
-"""The log of one partition: segments as one space of offsets, appended at the end, read anywhere.
+"""The log of one partition: segments that form one range of offsets.
 
-It guarantees: an append is whole or not there; offsets and ordinals are never used twice for what was forced; nothing
-that was forced is ever given up by itself; after a failed force it takes no writes until `resume`.
+Guarantees: an append is stored completely or not at all; offsets and ordinals of durable records are never
+reused; durable data is never discarded by recovery; after a failed fsync the log accepts no writes until
+`resume`.
 
-Threads: the *owner* (one thread, the reactor's) calls everything, except where a method says that it may run in a
-worker or beside the owner.
+Threads: one owner thread (the reactor's) calls everything, except methods that are documented as safe in a
+worker thread or concurrently with the owner.
 """
 
 from __future__ import annotations
@@ -39,101 +40,114 @@ from journal.record.format import (
     split_id,
 )
 
-# What a log is at this moment: the part of `Log` that only answers. O(1), from any thread.
-
 
 class Standing:
-    """The base of `journal.log.log.Log`. Offsets are bytes, ordinals count records."""
+    """Status of a log: the base of `Log`.
+
+    Every property is O(1) except where documented, and safe in any thread.
+
+    Offsets are bytes, ordinals count records.
+    """
 
     _extent: Extent
 
     @property
     def first_offset(self) -> int:
-        """Where the log begins; lower offsets were given up."""
+        """First offset of the log; lower offsets were truncated or deleted by retention."""
         return self._extent.first
 
     @property
     def end_offset(self) -> int:
-        """Where the next block goes: everything before is written."""
+        """Offset of the next block; everything before is written, though perhaps not durable."""
         return self._extent.end
 
     @property
     def forced_offset(self) -> int:
-        """Everything before is on the disk; an append's end."""
+        """Durable offset: everything before it survives a power loss. Always the end of an append."""
         return self._extent.forced
 
     @property
     def forced_place(self) -> tuple[int, int]:
-        """`forced_offset`, and the ordinal there; in any thread."""
-        extent = self._extent
-        with extent.lock:
-            return extent.forced, extent.forced_ordinal
+        """`forced_offset` and the ordinal at it, read together."""
+        segment_set = self._extent
+        with segment_set.lock:
+            return segment_set.forced, segment_set.forced_ordinal
 
     @property
     def first_ordinal(self) -> int:
-        """The first record's."""
+        """Ordinal of the first record."""
         return self._extent.first_ordinal
 
     @property
     def end_ordinal(self) -> int:
-        """The next record's."""
+        """Ordinal of the next record."""
         return self._extent.end_ordinal
 
     @property
     def epoch(self) -> int:
-        """Grows whenever an unforced end may have been lost."""
+        """Epoch of the log; increases whenever an end that was not durable may have been lost."""
         return self._extent.epoch
 
     @property
     def size_bytes(self) -> int:
-        """From the first offset to the end."""
+        """Bytes from the first offset to the end."""
         return self._extent.end - self._extent.first
 
     @property
     def count(self) -> int:
-        """Records, with those that were damaged or replaced by fillers."""
+        """Number of records, including those that are damaged or were replaced by fillers."""
         return self._extent.end_ordinal - self._extent.first_ordinal
 
     @property
     def segment_count(self) -> int:
-        """Files."""
+        """Number of segment files."""
         return len(self._extent.segments)
 
     @property
     def newest_ms(self) -> int | None:
-        """Time of the latest append, ms; None if there is nothing."""
+        """Time of the latest append in ms; None if the log is empty."""
         return self._extent.append_time if self.count else None
 
     @property
     def stopped(self) -> str | None:
-        """Why the log takes no writes; None if it does."""
+        """Why the log accepts no writes; None if it accepts them."""
         return self._extent.stopped
 
     @property
     def waits_for_space(self) -> bool:
-        """Recovery found more behind the end, which a full disk kept it from making durable; see `before_append`."""
+        """True if recovery found data after the end that a full disk kept it from making durable.
+
+        `before_append` completes the recovery.
+        """
         return self._extent.unfinished is not None
 
     @property
     def whole_end(self) -> tuple[int, int]:
-        """(offset, ordinal) of the end; where it `waits_for_space`, of what will be there."""
-        extent = self._extent
-        return extent.unfinished_end if extent.unfinished is not None else (extent.end, extent.end_ordinal)
+        """(offset, ordinal) of the end.
+
+        If the log `waits_for_space`, of the end that recovery will restore.
+        """
+        segment_set = self._extent
+        return (
+            segment_set.unfinished_end
+            if segment_set.unfinished is not None
+            else (segment_set.end, segment_set.end_ordinal)
+        )
 
     @property
     def damage(self) -> list[Damage]:
-        """(first, next, reason) of each range that is known not to be readable."""
+        """(first, next, reason) of each range that is known to be unreadable."""
         return list(self._extent.damage)
 
     def applied(self, kind: int, id: int) -> tuple[int, int] | None:
-        """The highest position of a source that was appended, forced or not; None if there is none."""
+        """Highest position of a source that was appended, durable or not; None if there is none."""
         return self._extent.sources.applied.get((kind, id))
 
     def settled(self, kind: int, id: int) -> tuple[int, int] | None:
-        """The highest position of a source that is on the disk, which no power cut and no resumption takes back."""
-        extent = self._extent
-        with extent.lock:
-            return extent.sources.sure((kind, id), extent.forced)
+        """Highest durable position of a source, which neither a power loss nor `resume` can revert."""
+        segment_set = self._extent
+        with segment_set.lock:
+            return segment_set.sources.sure((kind, id), segment_set.forced)
 
 
 __all__ = [
@@ -146,14 +160,14 @@ DEFAULTS: Final = LogOptions()
 
 
 class Dirty(NamedTuple):
-    """What a power cut could take: `records` not forced, the first of them appended at `since` (monotonic, s)."""
+    """Records that a power loss could discard: `since` is the monotonic time (s) of the first."""
 
     records: int
     since: float
 
 
 class ForcePlan(NamedTuple):
-    """What one force covers: everything up to `end`, as the log was when the plan was made."""
+    """State of a log when an fsync is planned: the fsync makes everything before `end` durable."""
 
     log: Log
     keeper: Keeper
@@ -165,16 +179,25 @@ class ForcePlan(NamedTuple):
     snapshot: Snapshot | None
 
     def force(self) -> None:
-        """The log's own file; in a worker. Raises OSError, for ever after the first time."""
+        """Fsync the active segment. Called in a worker.
+
+        Raises OSError; after the first error every later call raises too.
+        """
         self.keeper.gate.force(self.segment)
 
     def begin(self, begin: Begin, landed: Landed) -> bool:
-        """As `force`, without a thread; `landed(error)` when it has ended. False: nothing was begun."""
+        """Start the fsync without a thread and call `callback(error)` at its end.
+
+        False if none was started.
+        """
         return self.keeper.gate.begin(self.segment, begin, landed)
 
 
 class Log(Standing):
-    """See the module. Made by `Log.open`."""
+    """The log of one partition, made by `Log.open`.
+
+    The module docstring has its guarantees and threads.
+    """
 
     def __init__(
         self, disk: Disk, folder: str, log_id: int, clock: Clock, options: LogOptions, state: State
@@ -187,7 +210,7 @@ class Log(Standing):
         self._state = state
         self.closed = False
         self.recovery: Recovery
-        """What the last opening or resumption found."""
+        """What the last opening or `resume` found."""
         self._extent: Extent
         self._keeper: Keeper
         self._reader: Reader
@@ -205,87 +228,100 @@ class Log(Standing):
         state: State | None = None,
         start_offset: int = 0,
     ) -> Log:
-        """Opens the log in the existing `folder`, or makes one that begins at `start_offset`; after recovery.
+        """Recover and return the log in the existing `folder`.
 
-        `state.load` is called once, then `state.apply` for each verified block behind the snapshot.
-        Raises NewerFormat, Corrupt (WrongLog: of another id), OSError, Full. May run in a worker.
+        Create one that starts at `start_offset` if it has none.
+
+        Calls `state.load` once, then `state.apply` for each verified block after the snapshot. May run in a
+        worker.
+
+        Raises NewerFormat, Corrupt (WrongLog: the folder belongs to another log id), OSError, Full.
         """
         log = cls(disk, folder, log_id, clock, options, NoState() if state is None else state)
         log._adopt(start_offset, resume=False)
         return log
 
     def _adopt(self, start_offset: int, *, resume: bool) -> None:
-        opening = Opening(
+        recovery = Opening(
             self._disk, self.folder, self.log_id, self._clock, self.options, self._state, start_offset
         )
-        opening.run(resume=resume)
-        self.recovery, self._extent = opening.report, opening.extent
-        self._keeper = Keeper(self._disk, self.folder, self._clock, self.options, opening)
-        self._reader = Reader(opening.extent)
+        recovery.run(resume=resume)
+        self.recovery, self._extent = recovery.report, recovery.extent
+        self._keeper = Keeper(self._disk, self.folder, self._clock, self.options, recovery)
+        self._reader = Reader(recovery.extent)
         self._writer = Writer(self._extent, self._keeper, self._clock, self.options, self._state)
 
     @property
     def dirty(self) -> Dirty | None:
-        """What a power cut could take; None: nothing."""
-        extent = self._extent
-        if extent.forced >= extent.end:
+        """Records that a power loss could discard; None if everything is durable."""
+        segment_set = self._extent
+        if segment_set.forced >= segment_set.end:
             return None
-        return Dirty(extent.end_ordinal - extent.forced_ordinal, self._writer.dirty_since)
+        return Dirty(segment_set.end_ordinal - segment_set.forced_ordinal, self._writer.dirty_since)
 
     @property
     def oldest_ms(self) -> int | None:
-        """Time of the append that holds the first record, ms; None if there is nothing. The first call reads."""
+        """Time of the append that holds the first record, in ms; None if the log is empty.
+
+        The first call reads.
+        """
         return self._reader.oldest_ms() if self.count else None
 
     # Writing.
 
     def before_append(self, size_bytes: int, source: Source = PLAIN) -> Callable[[], None] | None:
-        """File work that must be done before an append of `size_bytes` of records; None: append at once.
+        """Return the file work that an append of `size_bytes` of records needs first.
 
-        The work (a roll with its force and snapshot, taking back `clean`) may run in a worker: until it ends no
-        append may come; reads may. It raises Stopped, Full; then the append fails alike. `append` does it inline if
-        the caller did not. Raises Stopped, Closed, TooLarge.
+        None: append at once.
+
+        The work (a roll with its fsync and snapshot, or clearing `clean`) may run in a worker; no append may
+        run until it returns, reads may. The work raises Stopped or Full, and the append then fails with the
+        same error. `append` does the work inline if the caller did not. Raises Stopped, Closed, TooLarge.
         """
         self._writable()
         return self._writer.before(size_bound(size_bytes), source)
 
     def check(self, batch: Batch, before: bytes = b"") -> None:
-        """Every bound, flag, id and block checksum of `batch`. Raises BadBatch. Any thread.
+        """Check all limits, flags, ids and block checksums of `batch`. Any thread. Raises BadBatch.
 
-        It must not hold a control record of this log either, nor end one that `before` begins (up to HEADER_SIZE
-        bytes that come before it in the same append): behind a torn end, recovery could not tell it from a true one.
+        `before` is up to HEADER_SIZE bytes that precede the batch in the same append.
         """
         data = batch.data if isinstance(batch.data, bytes | bytearray) else bytes(batch.data)
         verify_batch(data, *batch[1:], verify=self.options.verify)
+        # After a torn write, recovery could not tell a block trailer of this log inside of a payload from a
+        # real one. The trailer's header may also begin in the preceding bytes.
         seam = before + data[:HEADER_SIZE] if before else b""
         if holds_control_header(data, self.log_id) or holds_control_header(seam, self.log_id):
-            raise BadBatch("it holds a control record of the partition that it is for")
+            raise BadBatch("it contains a block trailer of its own partition")
 
     def append(
         self, batches: Sequence[Batch], source: Source = PLAIN, checked: bool = False
     ) -> list[Appended]:
-        """Appends all batches in one write, atomic; one answer a batch.
+        """Append all batches in one atomic write and return one result per batch.
 
-        `checked`: the caller has called `check`. Raises BadBatch, TooLarge, Full (nothing was appended; go on when
-        there is space), Stopped, Closed.
+        `checked`: the caller has already called `check`. Raises BadBatch, TooLarge, Full (nothing was
+        appended; continue when there is space), Stopped, Closed.
         """
         self._writable()
         if not batches:
-            raise BadBatch("an append of nothing")
+            raise BadBatch("an empty append")
         if not checked:
             for batch in batches:
                 self.check(batch)
         return self._writer.append(batches, source).answers
 
     def append_control(self, source: Source) -> Appended:
-        """Appends a control record without records, as for `succession`. Raises as `append`."""
+        """Append a block trailer without records, as for `succession_source`. Raises as `append`."""
         self._writable()
         append = self._writer.append((), source)
         return Appended([], append.end_ordinal, append.end, append.controls[0].append_time)
 
     def append_payloads(self, payloads: Sequence[bytes]) -> Appended:
-        """For use without a broker: the log's own incarnation is the producer, the ordinal the sequence. Raises as
-        `append`; ValueError without payloads."""
+        """Append payloads as records, for use without a broker.
+
+        The producer id is the log's own incarnation, the sequence is the ordinal. Raises as `append`, and
+        ValueError if `payloads` is empty.
+        """
         if not payloads:
             raise ValueError("append_payloads needs at least one payload")
         first = (self.log_id & ~SEQUENCE_MASK) + self.end_ordinal
@@ -297,12 +333,16 @@ class Log(Standing):
             records = (make_record(payload, first + start + n) for n, payload in enumerate(part))
             batches.append(Batch(b"".join(records), (), producer_id, sequence, len(part)))
             start += len(part)
-        answers = self.append(batches)
-        runs = [(index, offset) for answer in answers for index, offset in answer.positions]
-        return answers[0]._replace(positions=runs) if len(answers) == 1 else answers[0]
+        results = self.append(batches)
+        runs = [(index, offset) for answer in results for index, offset in answer.positions]
+        return results[0]._replace(positions=runs) if len(results) == 1 else results[0]
 
     def append_stream(self, stream: Readable, producer_id: int, sequence: int, count: int) -> Appended:
-        """Appends the records that `stream` holds, however long, as one batch. See journal.log.log."""
+        """Append the records read from `stream`, of any length, as one atomic batch.
+
+        The stream is spooled and verified before anything is written. Raises as `append`, and what
+        `stream.read` raises.
+        """
         self._writable()
         with Spool(self._disk, self.folder) as spool:
             spool.fill(stream, self.options.segment_bytes)
@@ -318,14 +358,18 @@ class Log(Standing):
         if self._extent.stopped is not None:
             raise Stopped(self._extent.stopped)
 
-    # Reading: any thread, also beside the owner.
+    # Reading: any thread, concurrently with the owner.
 
     def read(self, offset: int, max_bytes: int, *, upto: Upto = "forced", epoch: int | None = None) -> Chunk:
-        """Whole control blocks from the one that holds `offset`; one larger than `max_bytes` comes alone.
+        """Read whole blocks, starting with the one that holds `offset`.
 
-        `epoch`: the highest that the reader knows. A stopped log is read up to the forced mark only.
-        Raises BelowStart, BeyondEnd, NotARecord, CutAway, Corrupt (a damaged range: go on at `.next`), OSError,
-        Closed.
+        At least one, even above `max_bytes`.
+
+        `epoch`: the highest epoch that the reader has seen. A stopped log is readable up to its durable offset
+        only.
+
+        Raises BelowStart, BeyondEnd, NotARecord, CutAway, Corrupt (a damaged range: continue at `.next`),
+        OSError, Closed.
         """
         self._readable()
         return self._reader.read(offset, max_bytes, upto == "forced", epoch, cached=False)
@@ -333,7 +377,7 @@ class Log(Standing):
     def read_cached(
         self, offset: int, max_bytes: int, *, upto: Upto = "forced", epoch: int | None = None
     ) -> Chunk | None:
-        """As `read`, or None if that would have to wait for the disk."""
+        """As `read`, but None if the read would have to wait for the disk."""
         self._readable()
         try:
             return self._reader.read(offset, max_bytes, upto == "forced", epoch, cached=True)
@@ -341,28 +385,41 @@ class Log(Standing):
             return None
 
     def block_of_record(self, offset: int, *, upto: Upto = "forced", cached: bool = False) -> Block | None:
-        """The verified block of the record that begins at `offset`, found by what lies behind it; `cached`: None where
-        that would wait for the disk. Raises as `read`; BeyondEnd for what may not be read yet."""
+        """Return the verified block of the record at `offset`, found by the next block trailer.
+
+        `cached`: return None if the read would wait for the disk. Raises as `read`; BeyondEnd also for data
+        that is not readable yet.
+        """
         self._readable()
         return self._reader.block_of_record(offset, upto == "forced", cached)
 
     def unproven(self, *, cached: bool = False) -> Unproven:
-        """A `read(offset, size)` for the time of a `with`: bytes as they lie there, for who proved their block."""
+        """Context manager that yields `read(offset, size)` for unverified bytes.
+
+        For callers that have already verified the block.
+        """
         self._readable()
         return self._reader.unproven(cached)
 
     def seek_offset(self, offset: int) -> int:
-        """The nearest start of a record at or before `offset`, within the log. Raises Corrupt, OSError."""
+        """Nearest start of a record at or before `offset`, clamped to the log.
+
+        Raises Corrupt, OSError.
+        """
         self._readable()
         return self._reader.seek_offset(offset)
 
     def offset_of_ordinal(self, ordinal: int) -> tuple[int, int]:
-        """(offset, ordinal) of that record; below the first: the first; above the last: the end; damaged: the next."""
+        """(offset, ordinal) of the record `ordinal`.
+
+        Below the first record: the first; above the last: the end; in a damaged range: the next readable
+        record.
+        """
         self._readable()
         return self._reader.offset_of_ordinal(ordinal)
 
     def offset_of_time(self, ms: int) -> int:
-        """The offset of the first block appended at or after `ms`, else the end."""
+        """Offset of the first block appended at or after `ms`, else the end."""
         self._readable()
         return self._reader.offset_of_time(ms)
 
@@ -370,10 +427,11 @@ class Log(Standing):
         if self.closed:
             raise Closed()
 
-    # Forcing: see journal.fsync.
-
     def flush_due(self, now: float) -> float | None:
-        """When (monotonic, s) the log wants to be forced; at most `now` means at once, None that nothing is due."""
+        """Monotonic time (s) at which an fsync is due; at most `now`: immediately.
+
+        None: nothing is due.
+        """
         dirty = self.dirty
         if dirty is None or self._extent.stopped is not None:
             return None
@@ -383,109 +441,117 @@ class Log(Standing):
         return dirty.since + seconds
 
     def force(self) -> None:
-        """Forces inline. Raises Stopped, Closed."""
+        """Fsync everything written so far, in this thread. Raises Stopped, Closed."""
         self._writable()
         self._keeper.force_end()
 
     def force_plan(self) -> ForcePlan | None:
-        """What a force that starts now would cover; None if there is nothing to force, or no use in it."""
-        extent = self._extent
-        if self.closed or extent.stopped is not None or extent.forced >= extent.end:
+        """Plan an fsync of everything written so far; None if nothing needs it or the log is stopped."""
+        segment_set = self._extent
+        if self.closed or segment_set.stopped is not None or segment_set.forced >= segment_set.end:
             return None
         now, snapshot = self._clock.monotonic(), self._writer.due_snapshot()
-        place = (extent.end, extent.end_ordinal, extent.epoch)
-        return ForcePlan(self, self._keeper, extent.active, *place, now, snapshot)
+        position = (segment_set.end, segment_set.end_ordinal, segment_set.epoch)
+        return ForcePlan(self, self._keeper, segment_set.active, *position, now, snapshot)
 
     def force_done(self, plan: ForcePlan, error: Exception | None) -> Callable[[], None] | None:
-        """Takes note of a force's end: `forced_offset` moves, or the log stops. Answers work for a worker."""
-        extent, keeper = self._extent, self._keeper
-        if plan.keeper is not keeper:
+        """Record the result of an fsync: advance `forced_offset`, or stop the log.
+
+        Returns follow-up file work for a worker, or None.
+        """
+        segment_set, durability = self._extent, self._keeper
+        if plan.keeper is not durability:
             return None
         if error is not None:
-            reason = f"a force failed: {error}"
-            with extent.lock:
-                extent.stopped = extent.stopped or reason
+            reason = f"an fsync failed: {error}"
+            with segment_set.lock:
+                segment_set.stopped = segment_set.stopped or reason
             return lambda: self._fail(reason)
-        if extent.stopped is not None:
+        if segment_set.stopped is not None:
             return None
-        extent.forced_to(plan.end, plan.end_ordinal)
+        segment_set.forced_to(plan.end, plan.end_ordinal)
         self._writer.dirty_since = plan.planned_at
-        if plan.snapshot is None and not keeper.note_due:
+        if plan.snapshot is None and not durability.note_due:
             return None
-        return lambda: keeper.after_force(plan.snapshot)
+        return lambda: durability.after_force(plan.snapshot)
 
     def note_work(self) -> Callable[[], None] | None:
-        """Work for a worker where `log.mark` says less than is forced; None where it does not."""
+        """Work for a worker that updates an outdated durable offset in `log.mark`.
+
+        None if it is current.
+        """
         return self._keeper.note if self._keeper.note_lacks and not self.closed else None
 
     def _fail(self, reason: str) -> None:
         self._keeper.fail(reason)
 
     def set_options(self, options: LogOptions) -> None:
-        """Other options from now on, for this log only; what is stored already stays as it is.
+        """Replace the options of this log; data that is already stored is not changed.
 
-        The suffix cannot change, and an `archive_folder` must exist. Raises ValueError.
+        The suffix cannot change, and `archive_folder` must exist. Raises ValueError.
         """
         if options.suffix != self.options.suffix:
-            raise ValueError(f"the suffix of a log is {self.options.suffix} for ever")
+            raise ValueError(f"the suffix of a log cannot change: it is {self.options.suffix}")
         self.options = self._keeper.options = self._writer.options = options
 
-    # Giving up, stopping, ending.
+    # Truncating, stopping, closing.
 
     def truncate_before(self, offset: int) -> int:
-        """Gives up what lies before the block that holds `offset`; answers the new first offset.
+        """Delete everything before the block that holds `offset`; return the new first offset.
 
-        Not beyond the end. Raises Corrupt, Stopped, Full, Closed. May run in a worker, without appends meanwhile.
+        `offset` is at most the end. May run in a worker while no append runs. Raises Corrupt, Stopped, Full,
+        Closed.
         """
         self._writable()
-        extent = self._extent
-        if offset <= extent.first:
-            return extent.first
+        segment_set = self._extent
+        if offset <= segment_set.first:
+            return segment_set.first
         self._keeper.force_end()
-        first, ordinal = extent.end, extent.end_ordinal
-        if offset < extent.end:
+        first, ordinal = segment_set.end, segment_set.end_ordinal
+        if offset < segment_set.end:
             block = self._reader.block_at(offset)
             first, ordinal = block.offset, block.control.first_ordinal
         self._keeper.begin_at(first, ordinal)
         return first
 
     def retain(self, now_ms: int) -> list[str]:
-        """Closes the active segment by its age, removes or archives closed ones, all by the options; answers the names
-        of those that went.
+        """Roll the active segment by age, then delete or archive expired segments; return their names.
 
-        Raises Stopped, Full, Closed. May run in a worker, without appends meanwhile.
+        May run in a worker while no append runs. Raises Stopped, Full, Closed.
         """
         self._writable()
         self._keeper.finish_opening()
         full = None
         try:
             self._writer.roll_by_age(now_ms)
-        except Full as error:  # the segments that are closed already can go all the same, which makes room
+        except Full as error:  # expired segments can still be deleted, which makes room
             full = error
-        extent = self._extent
-        sealed = extent.segments[:-1]
+        segment_set = self._extent
+        sealed = segment_set.segments[:-1]
         aged = [Aged(segment.base, segment.size, self._reader.newest_ms(segment)) for segment in sealed]
-        count = expired(aged, extent.end - extent.segments[0].base, now_ms, self.options)
-        left_over = len(sealed) > 0 and extent.segments[1].base <= extent.first
+        count = expired(aged, segment_set.end - segment_set.segments[0].base, now_ms, self.options)
+        left_over = len(sealed) > 0 and segment_set.segments[1].base <= segment_set.first
         if not count and not left_over:
             if full is not None:
                 raise full
             return []
-        first, ordinal = extent.first, extent.first_ordinal
-        if extent.segments[count].base > first:
-            first = extent.segments[count].base
+        first, ordinal = segment_set.first, segment_set.first_ordinal
+        if segment_set.segments[count].base > first:
+            first = segment_set.segments[count].base
             ordinal = self._reader.first_ordinal_at(first)
         return self._keeper.begin_at(first, ordinal)
 
     def stop(self, reason: str) -> None:
-        """No more writes, over restarts too, until `resume`. Writes log.mark."""
+        """Stop all writes, also after restarts, until `resume`. Writes `log.mark`."""
         self._writable()
         self._keeper.fail(reason)
 
     def resume(self) -> None:
-        """Recovery again, with writes allowed: `recovery` is new, the state is loaded again.
+        """Recover a stopped log so that it accepts writes.
 
-        Raises Stopped if the end of the log cannot be made durable, OSError, Full. May run in a worker.
+        `recovery` is new, and the state is loaded again.
+
+        May run in a worker. Raises Stopped if the end of the log cannot be made durable, OSError, Full.
         """
         if self.closed:
             raise Closed()
@@ -499,9 +565,11 @@ class Log(Standing):
         self._keeper.settle()
 
     def close(self) -> None:
-        """Forces, writes the snapshot, sets `clean`; a stopped log is only closed. Twice is harmless.
+        """Fsync, write a snapshot and set `clean`; a stopped log is only closed.
 
-        Raises Stopped if the force fails, Full if the disk is full: closed all the same. May run in a worker.
+        Repeated calls do nothing.
+
+        May run in a worker. The log is closed even if this raises Stopped (the fsync failed) or Full.
         """
         if self.closed:
             return
@@ -509,37 +577,38 @@ class Log(Standing):
         self._keeper.close(self._writer.snapshot())
 
     def abandon(self, reason: str) -> None:
-        """Lets go of a log whose folder was, or will be, renamed or removed: nothing is written or forced any more.
+        """Detach a log whose folder was, or will be, renamed or removed.
 
-        `stopped` is `reason` then, and reading raises Closed. Twice is harmless.
+        Nothing more is written or fsynced.
+
+        `stopped` is then `reason`, and reads raise Closed. Repeated calls do nothing.
         """
         if not self.closed:
             self.closed = True
             self._keeper.drop(reason)
 
 
-# A batch that is too long for memory: spooled, verified, then appended in slices as one atomic append.
-#
-# Up to SPOOL_MEMORY_BYTES stay in memory; beyond, the bytes go to a file in the log's folder that is gone afterwards.
-# It is never forced and never read after a restart.
-
 SPOOL_NAME: Final = "append.spool"
 SPOOL_MEMORY_BYTES: Final = 4 << 20
-"""Above this a stream goes to the disk."""
+"""A longer stream is spooled to a file."""
 PIECE_BYTES: Final = 1 << 20
-"""Read from the stream, and appended, at a time."""
+"""Bytes read from a stream, or appended, at a time."""
 
 
 class Readable(Protocol):
-    """What a stream must do."""
+    """A stream that can be read."""
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; b"" at the end."""
+        """Return at most `size` bytes; b"" at the end."""
         ...
 
 
 class Spool:
-    """All bytes of a stream, in memory or in a file. Use with `with`: the file goes at the end."""
+    """Bytes of a stream, kept in memory or in a file so that they are verified before the append.
+
+    A context manager: the file, in the log's folder, is removed at the end. It is never fsynced, and never
+    read after a restart.
+    """
 
     def __init__(self, disk: Disk, folder: str, memory_bytes: int = SPOOL_MEMORY_BYTES) -> None:
         self._disk = disk
@@ -559,14 +628,14 @@ class Spool:
             self._disk.unlink(self._path)
 
     def fill(self, stream: Readable, size_max: int) -> None:
-        """Takes everything from `stream`. Raises TooLarge, Full, OSError."""
+        """Read `stream` to its end. Raises TooLarge, Full, OSError."""
         while piece := stream.read(PIECE_BYTES):
             if self.size + len(piece) > size_max:
                 raise TooLarge("the stream", self.size + len(piece), size_max)
             self._take(piece)
 
     def read(self, size: int, position: int) -> bytes:
-        """`size` bytes from `position`, fewer at the end."""
+        """Return `size` bytes from `position`, fewer at the end."""
         if self._file is not None:
             return self._file.pread(size, position)
         return bytes(memoryview(self._memory)[position : position + size])
@@ -586,7 +655,7 @@ class Spool:
 
 
 def slices(spool: Spool, producer_id: int, sequence: int) -> Iterator[Batch]:
-    """The spooled records as batches of about PIECE_BYTES, without blocks. Raises BadBatch."""
+    """Yield the spooled records as batches of about PIECE_BYTES, without blocks. Raises BadBatch."""
     position = 0
     while position < spool.size:
         size = PIECE_BYTES
@@ -604,7 +673,7 @@ def slices(spool: Spool, producer_id: int, sequence: int) -> Iterator[Batch]:
 
 
 def verified_count(spool: Spool, producer_id: int, sequence: int, verify: str) -> int:
-    """The count of records in the spool, each of them checked. Raises BadBatch."""
+    """Number of records in the spool, each of which is verified. Raises BadBatch."""
     count = 0
     for batch in slices(spool, producer_id, sequence):
         verify_batch(*batch, verify=verify)
@@ -613,7 +682,7 @@ def verified_count(spool: Spool, producer_id: int, sequence: int, verify: str) -
 
 
 def _whole(data: bytes) -> tuple[int, int]:
-    """(bytes, count) of the whole records at the start of `data`."""
+    """(size in bytes, count) of the whole records at the start of `data`."""
     position = count = 0
     size = len(data)
     while position + HEADER_SIZE <= size:

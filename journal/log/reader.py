@@ -1,9 +1,9 @@
-"""Reading a log: chunks of whole control blocks, and finding a place by offset, ordinal or time.
+"""Reading a log: chunks of whole blocks, and search by offset, ordinal or time.
 
-A chunk begins and ends where control blocks do. These places are known without a look at the file for the ends of
-index runs, for the end of what may be read, for the ends of damage and for the ends of chunks that were given before;
-so a reader that goes on where it stopped costs one read of the disk and nothing else. Any other place is found by
-walking the run of at least 64 KiB that holds it.
+A chunk starts and ends at block boundaries. Some boundaries are known without reading the file: the ends of
+index runs, the end of the readable log, the ends of damage, and the ends of chunks returned before. A reader
+that continues where it stopped therefore costs one disk read. Any other boundary is found by walking the
+index run (at least 64 KiB) that holds it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from journal.record.block_trailer import CONTROL_SIZE, decode_control
 from journal.record.format import FLAG_FILLER, BadRecord, Incomplete, records_of, walk
 
 KNOWN_MAX: Final = 256
-"""Ends of chunks that are remembered for each log: more readers than this at different places are rare, and the
-others only walk a run."""
+"""Chunk ends remembered per log. More readers than this at different offsets are rare, and the others only
+walk one run.
+"""
 
 PEEK_BYTES: Final = 4096
 PEEK_MORE_BYTES: Final = BLOCK_SIZE_MAX + CONTROL_SIZE
-"""How far is looked behind a single record for the end of its block: enough for a small send, then for any block but
-that of one larger record."""
+"""Bytes read after a single record to find the end of its block: first enough for a small send, then for any
+block except that of one larger record.
+"""
 
 Pread = Callable[[Segment, int, int], bytes | bytearray]
 Bytes = Callable[[int, int], "bytes | bytearray | None"]
-"""read(offset, size): at most so many bytes of one segment; None where that would wait for the disk."""
+"""read(offset, size): at most `size` bytes of one segment; None if the read would wait for the disk."""
 Unproven = AbstractContextManager[Bytes]
 
 
@@ -43,7 +45,7 @@ class WouldBlock(Exception):
 
 
 class Reader:
-    """See the module. All methods may run beside the owner, in any thread."""
+    """Reads a log. All methods are safe in any thread, concurrently with the owner."""
 
     def __init__(self, extent: Extent) -> None:
         self._extent = extent
@@ -51,21 +53,21 @@ class Reader:
         self._oldest: tuple[int, int] | None = None
 
     def _limit(self, forced: bool) -> int:
-        """Where reading ends; of a stopped log always at its forced mark."""
-        extent = self._extent
-        return extent.forced if forced or extent.stopped is not None else extent.end
+        """End of the readable log; of a stopped log always its durable offset."""
+        segment_set = self._extent
+        return segment_set.forced if forced or segment_set.stopped is not None else segment_set.end
 
     def read(self, offset: int, max_bytes: int, forced: bool, epoch: int | None, cached: bool) -> Chunk:
-        """As `Log.read`. Raises WouldBlock where `cached` and the bytes are not in memory."""
-        extent = self._extent
-        with extent.reading() as segments:
+        """As `Log.read`. Raises WouldBlock if `cached` and the bytes are not in memory."""
+        segment_set = self._extent
+        with segment_set.reading() as segments:
             limit = self._limit(forced)
             self._check(offset, epoch)
             self._refuse_damage(offset)
             if offset >= limit:
                 return Chunk(offset, offset, offset, b"")
             pread = _pread_cached if cached else _pread
-            number = extent.number_of(offset, segments)
+            number = segment_set.number_of(offset, segments)
             segment = segments[number]
             if cached and not segment.indexed:
                 raise WouldBlock
@@ -80,43 +82,43 @@ class Reader:
 
     def seek_offset(self, offset: int) -> int:
         """As `Log.seek_offset`."""
-        extent = self._extent
-        offset = max(extent.first, min(offset, extent.end))
-        with extent.reading() as segments:
+        segment_set = self._extent
+        offset = max(segment_set.first, min(offset, segment_set.end))
+        with segment_set.reading() as segments:
             self._refuse_damage(offset)
-            if offset == extent.end:
+            if offset == segment_set.end:
                 return offset
-            number = extent.number_of(offset, segments)
+            number = segment_set.number_of(offset, segments)
             segment = segments[number]
             block = self._block_at(segment, offset, self._clip(offset, limit_of(segments, number)), _pread)
             return max(start for start in _starts(block) if start <= offset)
 
     def offset_of_ordinal(self, ordinal: int) -> tuple[int, int]:
         """As `Log.offset_of_ordinal`."""
-        extent = self._extent
-        if ordinal <= extent.first_ordinal:
-            return extent.first, extent.first_ordinal
-        with extent.reading() as segments:
-            if ordinal >= extent.end_ordinal:
-                return extent.end, extent.end_ordinal
+        segment_set = self._extent
+        if ordinal <= segment_set.first_ordinal:
+            return segment_set.first, segment_set.first_ordinal
+        with segment_set.reading() as segments:
+            if ordinal >= segment_set.end_ordinal:
+                return segment_set.end, segment_set.end_ordinal
             low, high = 0, len(segments)
             while high - low > 1:
                 middle = (low + high) // 2
                 first = self._index_of(segments[middle]).first_ordinal
                 low, high = (middle, high) if first is not None and first <= ordinal else (low, middle)
             for segment in segments[low:]:
-                place = self._index_of(segment).by_ordinal(ordinal)
-                for block in self._sound(segment, place.position):
+                position = self._index_of(segment).by_ordinal(ordinal)
+                for block in self._sound(segment, position.position):
                     if block.control.next_ordinal > ordinal:
                         return _record_of_ordinal(block, ordinal)
-            return extent.end, extent.end_ordinal
+            return segment_set.end, segment_set.end_ordinal
 
     def offset_of_time(self, ms: int) -> int:
         """As `Log.offset_of_time`."""
-        extent = self._extent
-        with extent.reading() as segments:
-            if ms > extent.append_time:
-                return extent.end
+        segment_set = self._extent
+        with segment_set.reading() as segments:
+            if ms > segment_set.append_time:
+                return segment_set.end
             low, high = -1, len(segments) - 1
             while high - low > 1:
                 middle = (low + high) // 2
@@ -124,14 +126,14 @@ class Reader:
                     (low, middle) if self._index_of(segments[middle]).newest_ms >= ms else (middle, high)
                 )
             for segment in segments[high:]:
-                place = self._index_of(segment).by_time(ms)
-                for block in self._sound(segment, place.position):
+                position = self._index_of(segment).by_time(ms)
+                for block in self._sound(segment, position.position):
                     if block.control.append_time >= ms:
-                        return max(extent.first, block.offset)
-            return extent.end
+                        return max(segment_set.first, block.offset)
+            return segment_set.end
 
     def block_at(self, offset: int) -> Block:
-        """The control block that holds `offset`, which lies below the end. Raises Corrupt."""
+        """Return the block that holds `offset`, which is below the end. Raises Corrupt."""
         with self._extent.reading() as segments:
             self._refuse_damage(offset)
             number = self._extent.number_of(offset, segments)
@@ -146,14 +148,14 @@ class Reader:
             return None
 
     def _block_of_record(self, offset: int, forced: bool, cached: bool) -> Block:
-        extent = self._extent
-        with extent.reading() as segments:
+        segment_set = self._extent
+        with segment_set.reading() as segments:
             limit = self._limit(forced)
             self._check(offset, None)
             self._refuse_damage(offset)
             if offset >= limit:
                 raise BeyondEnd(offset, limit)
-            number = extent.number_of(offset, segments)
+            number = segment_set.number_of(offset, segments)
             segment, end = segments[number], self._clip(offset, min(limit, limit_of(segments, number)))
             pread = _pread_cached if cached else _pread
             block = _block_behind(segment, offset, end, pread)
@@ -161,27 +163,33 @@ class Reader:
 
     @contextmanager
     def unproven(self, cached: bool) -> Iterator[Bytes]:
-        """As `Log.unproven`; the read raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed."""
-        extent = self._extent
-        with extent.reading() as segments:
+        """As `Log.unproven`.
+
+        The read raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed.
+        """
+        segment_set = self._extent
+        with segment_set.reading() as segments:
             base = end = 0
             pread: Bytes | None = None
 
             def read(offset: int, size: int) -> bytes | bytearray | None:
                 nonlocal base, end, pread
-                if pread is None or not base <= offset < end or extent.damage:
+                if pread is None or not base <= offset < end or segment_set.damage:
                     self._check(offset, None)
                     self._refuse_damage(offset)
-                    number = extent.number_of(offset, segments)
+                    number = segment_set.number_of(offset, segments)
                     file, base = segments[number].file, segments[number].base
-                    end = min(extent.end, limit_of(segments, number))
+                    end = min(segment_set.end, limit_of(segments, number))
                     pread = file.pread_cached if cached else file.pread
                 return pread(min(size, end - offset), offset - base)
 
             yield read
 
     def _sought(self, segment: Segment, offset: int, end: int, cached: bool) -> Block:
-        """The same, from a block's start on: what is wrong is named. Raises NotARecord, Corrupt."""
+        """As `_block_by_trailer`, but walk from a block start to find the error to raise.
+
+        Raises NotARecord, Corrupt.
+        """
         if cached:
             raise WouldBlock
         block = self._block_at(segment, offset, end, _pread)
@@ -192,7 +200,7 @@ class Reader:
         return block
 
     def oldest_ms(self) -> int:
-        """The append time of the first block; read once for each place where the log began. Raises Corrupt."""
+        """Append time of the first block, read once per first offset. Raises Corrupt."""
         first = self._extent.first
         if self._oldest is None or self._oldest[0] != first:
             with self._extent.reading() as segments:
@@ -203,11 +211,11 @@ class Reader:
         return self._oldest[1]
 
     def newest_ms(self, segment: Segment) -> int:
-        """The append time of a sealed segment's last block."""
+        """Append time of the last block of a sealed segment."""
         return self._index_of(segment).newest_ms
 
     def first_ordinal_at(self, offset: int) -> int:
-        """The ordinal of the first record at or behind a segment's start."""
+        """Ordinal of the first record at or after a segment's start."""
         with self._extent.reading() as segments:
             for segment in segments[self._extent.number_of(offset, segments) :]:
                 ordinal = self._index_of(segment).first_ordinal
@@ -216,14 +224,14 @@ class Reader:
             return self._extent.end_ordinal
 
     def _check(self, offset: int, epoch: int | None) -> None:
-        extent = self._extent
-        cut = None if epoch is None else cut_since(extent.starts, epoch)
+        segment_set = self._extent
+        cut = None if epoch is None else cut_since(segment_set.starts, epoch)
         if cut is not None and offset > cut:
             raise CutAway(offset, cut)
-        if offset < extent.first:
-            raise BelowStart(offset, extent.first)
-        if offset > extent.end:
-            raise BeyondEnd(offset, extent.end)
+        if offset < segment_set.first:
+            raise BelowStart(offset, segment_set.first)
+        if offset > segment_set.end:
+            raise BeyondEnd(offset, segment_set.end)
 
     def _refuse_damage(self, offset: int) -> None:
         for first, next, reason in self._extent.damage:
@@ -233,17 +241,17 @@ class Reader:
                 raise Corrupt(path, first, next, reason)
 
     def _sound(self, segment: Segment, position: int) -> Iterator[Block]:
-        """Blocks from `position` of the segment on, without those that are known to be damaged."""
+        """Blocks from `position` of the segment on, without those known to be damaged."""
         for block in segment.sound_blocks(position):
             if not any(first <= block.offset < next for first, next, _ in self._extent.damage):
                 yield block
 
     def _clip(self, offset: int, end: int) -> int:
-        """`end`, or where damage begins before it."""
+        """`end`, or the start of the first damage before it."""
         return min([end, *(first for first, _, _ in self._extent.damage if first > offset)])
 
     def _start(self, segment: Segment, offset: int, end: int, pread: Pread) -> int:
-        """The start of the block that holds `offset`. Raises NotARecord, Corrupt."""
+        """Start of the block that holds `offset`. Raises NotARecord, Corrupt."""
         if offset in self._known or self._place(segment, offset).position == offset - segment.base:
             return offset
         block = self._block_at(segment, offset, end, pread)
@@ -252,10 +260,10 @@ class Reader:
         return block.offset
 
     def _stop(self, segment: Segment, start: int, end: int, max_bytes: int, pread: Pread) -> int:
-        """Where the chunk from `start` ends: at most `max_bytes` on, but at least one block.
+        """End of the chunk that starts at `start`: at most `max_bytes` later, but at least one block.
 
-        A walk that meets damage ends the chunk there: the sound blocks before it are given, and the damage answers a
-        read that begins at it. Raises Corrupt if that is this one.
+        If the walk finds damage after at least one valid block, the chunk ends there; the next read raises.
+        Raises Corrupt if the first block is damaged.
         """
         if end - start <= max_bytes:
             return end
@@ -277,22 +285,24 @@ class Reader:
     def _whole_blocks(
         self, segment: Segment, start: int, end: int, data: bytes | bytearray
     ) -> tuple[bytes | bytearray, int]:
-        """The whole blocks of `data`, which begins at `start`, and where they end; its file is shorter than `end`.
+        """Return the whole blocks of `data`, which starts at `start`, and their end.
 
-        Raises Corrupt if there are none.
+        The file is too short.
+
+        Raises Corrupt if there is no whole block.
         """
-        place, error = start, None
+        position, error = start, None
         try:
             for block in blocks_of(data, start, segment.log_id, verify=False):
-                place = block.next
+                position = block.next
         except Incomplete:
             pass
         except BadRecord as bad:
-            error = self._broken(segment, place, end, bad)
-        error = error or self._damaged(segment, place, end, SHORTER)
-        if place == start:
+            error = self._broken(segment, position, end, bad)
+        error = error or self._damaged(segment, position, end, SHORTER)
+        if position == start:
             raise error
-        return data[: place - start], place
+        return data[: position - start], position
 
     def _block_at(self, segment: Segment, offset: int, end: int, pread: Pread) -> Block:
         while True:
@@ -301,19 +311,22 @@ class Reader:
                 for block in self._blocks(segment, start, end, pread):
                     if offset < block.next:
                         return block
-            except Corrupt as error:  # met on the way: what lies behind it is sound
+            except Corrupt as error:  # damage before `offset`: continue after it
                 if not start < error.next <= offset:
                     raise
             else:
-                raise Corrupt(segment.path, offset, end, "no control block holds this offset")
+                raise Corrupt(segment.path, offset, end, "no block contains this offset")
 
     def _known_before(self, segment: Segment, offset: int) -> int:
-        """The nearest place at or before `offset` where a block is known to begin."""
+        """Nearest known start of a block at or before `offset`."""
         run = segment.base + self._place(segment, offset).position
         return max([run, *(next for _, next, _ in self._extent.damage if next <= offset)])
 
     def _blocks(self, segment: Segment, start: int, end: int, pread: Pread) -> Iterator[Block]:
-        """Blocks from `start` on, not summed, with as little of the file read as will do. Raises Corrupt."""
+        """Blocks from `start` on without their checksum, reading as little as possible.
+
+        Raises Corrupt.
+        """
         size = RUN_SIZE_MIN
         while start < end:
             wanted = min(size, end - start)
@@ -333,21 +346,22 @@ class Reader:
                 raise self._damaged(segment, start, end, SHORTER)
 
     def _broken(self, segment: Segment, start: int, end: int, error: BadRecord) -> Corrupt:
-        """Names the damage that a walk met at `start`, for this reader and for later ones."""
-        good = segment.next_good(start - segment.base)
-        next = end if good is None else min(end, segment.base + good.position)
+        """Record the damage from `start` to the next valid block, and return the error to raise."""
+        next_valid = segment.next_good(start - segment.base)
+        next = end if next_valid is None else min(end, segment.base + next_valid.position)
         return self._damaged(segment, start, next, error.reason)
 
     def _damaged(self, segment: Segment, start: int, next: int, reason: str) -> Corrupt:
-        extent = self._extent
-        with extent.lock:
-            extent.damage = tuple(sorted({*extent.damage, (start, next, reason)}))
+        segment_set = self._extent
+        with segment_set.lock:
+            segment_set.damage = tuple(sorted({*segment_set.damage, (start, next, reason)}))
         return Corrupt(segment.path, start, next, reason)
 
     def _place(self, segment: Segment, offset: int) -> Place:
-        place = self._index_of(segment).by_position(offset - segment.base)
-        # Beside an append the index may just have closed its first run: then the segment's start is what we know.
-        return place if place.position <= offset - segment.base else Place(0, 0)
+        position = self._index_of(segment).by_position(offset - segment.base)
+        # A concurrent append may just have closed the index's first run: only the segment's start is certain
+        # then.
+        return position if position.position <= offset - segment.base else Place(0, 0)
 
     def _index_of(self, segment: Segment) -> Index:
         if segment.indexed:
@@ -375,14 +389,17 @@ def _pread_cached(segment: Segment, size: int, offset: int) -> bytes | bytearray
 
 
 def _block_behind(segment: Segment, offset: int, end: int, pread: Pread) -> Block | None:
-    """The block of the record that begins at `offset`, by the control record behind it, verified; None if it is not
-    whole, or no record begins there. No other record of the block is looked at twice."""
+    """Find and verify the block of the record at `offset` by the next block trailer.
+
+    Returns None if the block is not whole or no record starts there. The block's other records are not
+    parsed.
+    """
     size = PEEK_BYTES
     while True:
         data = pread(segment, min(size, end - offset), offset)
         try:
             at = control_position(data, 0)
-            control = decode_control(data, at, segment.log_id)
+            trailer = decode_control(data, at, segment.log_id)
             break
         except Incomplete:
             if len(data) >= end - offset or len(data) < size:
@@ -390,22 +407,22 @@ def _block_behind(segment: Segment, offset: int, end: int, pread: Pread) -> Bloc
             size = PEEK_MORE_BYTES if size < PEEK_MORE_BYTES else BLOCK_SPAN_MAX
         except BadRecord:
             return None
-    if not at or control.end != offset + at or not segment.base <= control.offset <= offset:
+    if not at or trailer.end != offset + at or not segment.base <= trailer.offset <= offset:
         return None
-    records = data[:at] if control.offset == offset else pread(segment, control.size, control.offset)
-    if crc32(records) != control.crc:
+    records = data[:at] if trailer.offset == offset else pread(segment, trailer.size, trailer.offset)
+    if crc32(records) != trailer.crc:
         return None
-    return Block(control.offset, memoryview(records), control)
+    return Block(trailer.offset, memoryview(records), trailer)
 
 
 def _starts(block: Block) -> list[int]:
-    """Where records begin in a block, its control record among them."""
+    """Offsets in a block at which records start, including its trailer."""
     positions = [block.offset + position for position in walk(block.data)]
     return [*positions, block.control.end]
 
 
 def _record_of_ordinal(block: Block, ordinal: int) -> tuple[int, int]:
-    """(offset, ordinal) of that record of the block; the first one if damage swallowed it."""
+    """(offset, ordinal) of a record of the block; of the next readable one if damage replaced it."""
     at = block.control.first_ordinal
     if ordinal <= at:
         return block.offset, at

@@ -1,7 +1,12 @@
-"""A segment of a log that another process writes: opened when it is first read, never changed, closed to make room.
+"""Read-only access to the log of another process, and a log on a folder without a broker.
 
-A name may vanish at any time, by retention or because a topic was deleted: `FileNotFoundError` then, and whoever reads
-looks at the log's mark, which says why. What is open stays readable.
+`ReadOnlyLog` never changes or locks anything. Its files are opened when first read and closed to limit open
+descriptors. A name may vanish at any time, by retention or because the topic was deleted: the reader then
+gets FileNotFoundError and refreshes from the log's checkpoint, which has the reason. An open file stays
+readable.
+
+`open_log` and `records` are for programs that keep a log of their own: the broker returns whole blocks and
+never parses a record, a program needs the records.
 """
 
 from __future__ import annotations
@@ -29,14 +34,14 @@ from journal.record.block import blocks_of
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, records_of, split_body
 
 OPEN_MAX: Final = 4
-"""Files of one log that are open at once: a reader goes from one segment to the next."""
+"""Open files per log; a reader continues from one segment to the next."""
 
 Pool = OrderedDict["ForeignFile", File]
-"""What is open, in the order of the last use."""
+"""Open files in the order of their last use."""
 
 
 class ForeignFile:
-    """A file that is only read; `size_bytes`: so much of it counts, None: as much as there is."""
+    """A read-only file, opened on use. Only the first `size_bytes` count; None: the whole file."""
 
     def __init__(self, disk: Disk, path: str, pool: Pool, size_bytes: int | None = None) -> None:
         self.path = path
@@ -66,7 +71,7 @@ class ForeignFile:
         raise self._refused()
 
     def close(self) -> None:
-        """It is opened again by the next read."""
+        """Close the file; the next read opens it again."""
         file = self._pool.pop(self, None)
         if file is not None:
             file.close()
@@ -85,8 +90,10 @@ class ForeignFile:
 
 
 class ForeignSegment(Segment):
-    """See the module. `end`: the offset up to which it is read. Its index is searched in its file, else made in memory;
-    nothing is ever written."""
+    """Segment of another process's log, readable up to the offset `end`. Never written.
+
+    The index is searched in its file, or built in memory if the file is invalid.
+    """
 
     def __init__(
         self, disk: Disk, folder: str, base: int, log_id: int, *, end: int, pool: Pool, suffix: str
@@ -99,7 +106,7 @@ class ForeignSegment(Segment):
         self._runs_file = ForeignFile(disk, self._index_path, pool)
 
     def grow(self, end: int) -> None:
-        """It is read up to `end` from now on."""
+        """Change the readable end to the offset `end`."""
         if end != self.end:
             self.size = end - self.base
             self._index = self._runs = None
@@ -107,7 +114,7 @@ class ForeignSegment(Segment):
 
     @property
     def index(self) -> Index:
-        """Raises Unsound from here or from its searches: `distrust` its file then, and ask again."""
+        """The index. It and its searches raise InvalidIndex: call `discard_index_file` and retry."""
         if self._runs is None and self._trusted and self._index is None:
             self._runs = RunIndex(
                 self._runs_file, self.base, self.log_id, self.size, self.pread, self.sound_blocks
@@ -115,7 +122,10 @@ class ForeignSegment(Segment):
         return self._runs or super().index
 
     def distrust(self, path: str) -> bool:
-        """If the index file is at `path`, the index is made from the segment from now on; whether it is news."""
+        """Stop using the index file if its path is `path`; return True if it was in use until now.
+
+        The index is built from the segment after that.
+        """
         known = self._trusted and path == self._index_path
         if known:
             self._trusted, self._runs = False, None
@@ -126,31 +136,31 @@ class ForeignSegment(Segment):
         return True
 
     def write_index(self, *, all: bool = True) -> None:
-        """It is its owner's."""
+        """Do nothing: the owner of the log writes the index."""
 
     def close(self) -> None:
-        """Gives the descriptors back."""
+        """Close the files."""
         self.file.close()
         self._runs_file.close()
 
 
 LOOKS_MAX: Final = 5
-"""So often a folder is looked at whose files and mark do not fit each other: its owner is about to change it."""
+"""Attempts to read a folder whose files and checkpoint do not match because the owner is changing it."""
 
 Found = TypeVar("Found")
 
 
 class Onlooker:
-    """A log that another process writes, seen from its folder: read up to the forced mark, while its owner appends,
-    rolls and removes.
+    """The log of another process, readable up to its durable offset.
 
-    Nothing is locked and nothing is written. Below the forced mark no byte ever changes, so all that an owner does to
-    an onlooker is to move the mark on, to take away old segments, and to take away the whole log. `look` reads the mark
-    again; what is not seen by then is not there. Places are found as `journal.log.reader` finds them, in index files
-    that are searched where they lie: neither the count of segments nor their sizes make it dearer. One thread at a
-    time.
+    The owner may append, roll and delete meanwhile.
 
-    `log_id` as in the mark. Making one looks; raises as `look`.
+    Nothing is locked and nothing is written. Bytes below the durable offset never change; the owner can only
+    raise that offset, delete old segments, or delete the whole log. `refresh` reads the checkpoint again;
+    later changes are not visible. Searches use the index files on disk, so that neither the number nor the
+    size of segments makes opening expensive. Not thread-safe.
+
+    `log_id` as in the checkpoint. The constructor calls `refresh`, and raises as it does.
     """
 
     def __init__(self, disk: Disk, folder: str, log_id: int, suffix: str = filenames.SEGMENT_SUFFIX) -> None:
@@ -167,24 +177,24 @@ class Onlooker:
         self.look()
 
     def look(self) -> Marks:
-        """What the log's owner says now: where it begins, up to where it is forced.
+        """Read the checkpoint again and return it.
 
-        Raises FileNotFoundError (there is no log, any more), WrongLog (another one took its place), Corrupt,
-        NewerFormat, OSError.
+        Raises FileNotFoundError (the log does not exist, or no longer), WrongLog (another log has replaced
+        it), Corrupt, NewerFormat, OSError.
         """
         for _ in range(LOOKS_MAX):
-            marks = self._read_mark()
-            if marks == self.marks:
-                return marks
-            if self._take(marks):
+            checkpoint = self._read_mark()
+            if checkpoint == self.marks:
+                return checkpoint
+            if self._take(checkpoint):
                 break
         return self.marks
 
     def read(self, offset: int, max_bytes: int, epoch: int | None = None) -> Chunk:
-        """As `Log.read` up to the forced mark; the mark is looked at before and behind it.
+        """As `Log.read`, up to the durable offset. Refreshes before and after the read.
 
-        Raises as `look`, and BelowStart, BeyondEnd, NotARecord, CutAway (since `epoch`), Corrupt (a range that is
-        damaged, or whose file is missing).
+        Raises as `refresh`, and BelowStart, BeyondEnd, NotARecord, CutAway (since `epoch`), Corrupt (a range
+        that is damaged, or whose file is missing).
         """
         self.look()
         chunk = self._asked(offset, lambda reader: reader.read(offset, max_bytes, True, epoch, cached=False))
@@ -194,7 +204,7 @@ class Onlooker:
         return chunk
 
     def seek_offset(self, offset: int) -> int:
-        """The nearest record start at or before `offset`, within the log. Raises as `read`."""
+        """Nearest record start at or before `offset`, clamped to the log. Raises as `read`."""
         return self._asked(offset, lambda reader: reader.seek_offset(offset))
 
     def offset_of_ordinal(self, ordinal: int) -> int:
@@ -206,12 +216,14 @@ class Onlooker:
         return self._asked(None, lambda reader: reader.offset_of_time(ms))
 
     def close(self) -> None:
-        """Gives the descriptors back; the next use opens what it needs."""
+        """Close the files; the next use opens those that it needs."""
         while self._pool:
             self._pool.popitem()[1].close()
 
     def _read_mark(self) -> Marks:
-        """The newest slot; a slot that is just being written is read once more, for the mark never to go back."""
+        """Return the newest checkpoint."""
+        # Reading a slot that is just being written returns the older slot: retry, so that the durable offset
+        # never decreases.
         for _ in range(LOOKS_MAX):
             found = self._mark.read()
             if found is None:
@@ -222,7 +234,7 @@ class Onlooker:
         return found
 
     def _take(self, marks: Marks) -> bool:
-        """Sees the log as `marks` say; False: files and mark do not fit, so both are to be looked at again."""
+        """Apply `checkpoint`; False if files and checkpoint do not match, so that both must be read again."""
         if marks.epoch != self.marks.epoch or marks.starts != self.marks.starts:
             self._forget()
         bases = [filenames.parse_segment_name(name, self._suffix) for name in self._disk.list(self.folder)]
@@ -231,7 +243,7 @@ class Onlooker:
         return marks.first >= marks.forced or bool(starts and starts[0] <= marks.first)
 
     def _set(self, marks: Marks, starts: list[int]) -> None:
-        extent = self._extent
+        segment_set = self._extent
         kept = {}
         for base, end in pairwise([*starts, marks.forced]):
             segment = self._segments.get(base) or self._new_segment(base, end)
@@ -240,16 +252,20 @@ class Onlooker:
         for base in self._segments.keys() - kept.keys():
             self._segments[base].close()
         self._segments = kept
-        extent.segments = tuple(kept.values())
-        extent.first, extent.first_ordinal = marks.first, marks.first_ordinal
-        extent.end, extent.end_ordinal = marks.forced, marks.forced_ordinal
-        extent.forced, extent.forced_ordinal = marks.forced, marks.forced_ordinal
-        extent.append_time, extent.epoch, extent.starts = marks.append_time, marks.epoch, marks.starts
-        extent.stopped = marks.stopped
+        segment_set.segments = tuple(kept.values())
+        segment_set.first, segment_set.first_ordinal = marks.first, marks.first_ordinal
+        segment_set.end, segment_set.end_ordinal = marks.forced, marks.forced_ordinal
+        segment_set.forced, segment_set.forced_ordinal = marks.forced, marks.forced_ordinal
+        segment_set.append_time, segment_set.epoch, segment_set.starts = (
+            marks.append_time,
+            marks.epoch,
+            marks.starts,
+        )
+        segment_set.stopped = marks.stopped
         self.marks = marks
 
     def _forget(self) -> None:
-        """The log was cut: what was known of places in it may not hold."""
+        """Discard everything known about offsets: the log was truncated."""
         self.close()
         self._segments = {}
         self._extent = Extent(self.log_id, self.folder)
@@ -261,7 +277,10 @@ class Onlooker:
         )
 
     def _asked(self, offset: int | None, question: Callable[[Reader], Found]) -> Found:
-        """The answer; asked again where an index file did not hold, or a file has gone since the last look."""
+        """Run `question`.
+
+        Retry after an invalid index file or a file that was deleted since the last refresh.
+        """
         while True:
             try:
                 self._require(offset)
@@ -270,28 +289,28 @@ class Onlooker:
                 if not self._distrust(error.path):
                     raise
             except FileNotFoundError as error:
-                gone = str(error.filename)
-                if not self._distrust(gone) and not self._moved(gone):
-                    raise self._missing(gone) from error
+                removed = str(error.filename)
+                if not self._distrust(removed) and not self._moved(removed):
+                    raise self._missing(removed) from error
 
     def _require(self, offset: int | None) -> None:
-        """Raises Corrupt where no segment has `offset`, which the mark says is there."""
-        extent = self._extent
-        if offset is None or not extent.first <= offset < extent.end:
+        """Raise Corrupt if no segment has `offset` although the checkpoint says that it exists."""
+        segment_set = self._extent
+        if offset is None or not segment_set.first <= offset < segment_set.end:
             return
-        segments = extent.segments
+        segments = segment_set.segments
         if not segments or segments[0].base > offset:
-            end = segments[0].base if segments else extent.end
-            name = filenames.segment_name(extent.first, self._suffix)
+            end = segments[0].base if segments else segment_set.end
+            name = filenames.segment_name(segment_set.first, self._suffix)
             raise Corrupt(
-                self.folder, extent.first, end, f"a segment file is missing, {name} or one behind it"
+                self.folder, segment_set.first, end, f"a segment file is missing, {name} or a later one"
             )
 
     def _distrust(self, path: str) -> bool:
         return any(segment.distrust(path) for segment in self._segments.values())
 
     def _moved(self, path: str) -> bool:
-        """Whether the file that is not there is not expected any more: the log's beginning has moved on."""
+        """True if the missing file is no longer expected: the first offset of the log has increased."""
         self.look()
         self._take(self.marks)
         return all(segment.path != path for segment in self._segments.values())
@@ -303,19 +322,15 @@ class Onlooker:
         return FileNotFoundError(errno.ENOENT, "the file is missing", path)
 
 
-# A log without a broker around it: open a folder on the real disk, walk its records one by one.
-#
-# The broker hands on whole blocks and never looks at a record; a program that keeps its own log wants the records.
-
 LOG_ID: Final = 1 << 24
-"""The id of a log that is alone: incarnation 1, partition 0."""
+"""Default log id: incarnation 1, partition 0."""
 
 READ_BYTES: Final = 1 << 20
-"""What is read at once; a larger block comes alone."""
+"""Bytes read at a time; a larger block is read alone."""
 
 
 class StoredRecord(NamedTuple):
-    """One record: where it is, when it was appended (ms since 1970), and what it holds."""
+    """One record, with its offset, its ordinal and the time of its append (ms since 1970)."""
 
     offset: int
     ordinal: int
@@ -334,7 +349,7 @@ def open_log(
     clock: Clock | None = None,
     log_id: int = LOG_ID,
 ) -> Iterator[Log]:
-    """The log in `folder`, made where it is not there, recovered where it is, closed clean at the end.
+    """Open the log in `folder`, creating or recovering it; it is closed cleanly at the end.
 
     One process at a time: the folder is locked. Raises Locked, NewerFormat, Corrupt, Full, OSError.
     """
@@ -362,10 +377,13 @@ def records(
     time_ms: int | None = None,
     upto: Upto = "forced",
 ) -> Iterator[StoredRecord]:
-    """Every record from a place on, up to the forced mark as it is then, or with "written" to the end.
+    """Yield all records from a start position.
 
-    `offset`: a record's own, or any at or behind one · `ordinal`: the n-th record · `time_ms`: the first block appended
-    then or later; none of them: the first record that is left. Raises BelowStart, BeyondEnd, Corrupt.
+    Ends at the durable offset, or with "written" at the end of the log.
+
+    Start with at most one of `offset` (of a record, or any offset inside one), `ordinal` and `time_ms` (first
+    block appended then or later); default: the first record. Raises ValueError, BelowStart, BeyondEnd,
+    Corrupt.
     """
     start = _start(log, offset, ordinal, time_ms)
     at = start
@@ -373,7 +391,7 @@ def records(
         try:
             chunk = log.read(at, READ_BYTES, upto=upto)
         except BeyondEnd:
-            # A place between the forced mark and the end: nothing that may be shown yet.
+            # The start is between the durable offset and the end: nothing is readable yet.
             if at <= log.end_offset:
                 return
             raise
@@ -386,8 +404,8 @@ def records(
 
 
 def _start(log: Log, offset: int | None, ordinal: int | None, time_ms: int | None) -> int:
-    if sum(place is not None for place in (offset, ordinal, time_ms)) > 1:
-        raise ValueError("give one place to start from: offset, ordinal or time_ms")
+    if sum(position is not None for position in (offset, ordinal, time_ms)) > 1:
+        raise ValueError("pass only one start position: offset, ordinal or time_ms")
     if offset is not None:
         return log.seek_offset(offset) if log.first_offset <= offset < log.end_offset else offset
     if ordinal is not None:

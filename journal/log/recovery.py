@@ -1,8 +1,8 @@
-"""Opening a log: looks at what the folder holds, asks the tables of journal.log.recovery_rules, and does what they say.
+"""Recovery of a log: examine the folder, decide by `recovery_rules`, apply the decisions.
 
-Before anything is served, what was accepted behind the forced mark is written again in place and forced (after a
-crash the page cache proves nothing), the epoch is raised, and the marks are forced. A log that was stopped is opened
-as it is: nothing in it is changed, and reads go up to its forced mark, until an operator resumes it.
+Before the log is served, everything accepted after the durable offset is rewritten in place and fsynced
+(after a crash the page cache proves nothing), the epoch is increased, and the checkpoint is fsynced. A
+stopped log is opened without changes and is readable up to its durable offset until an operator resumes it.
 """
 
 from __future__ import annotations
@@ -51,20 +51,22 @@ from journal.record.format import FLAG_CONTROL, BadRecord, body_holds, records_o
 OFFSET_MAX: Final = (1 << 63) - 1
 
 TORN_SIZE_MAX: Final = 16 << 20
-"""Bytes of a cut tail that are copied aside: enough to see what happened, and no second log."""
+"""Maximum bytes of a truncated tail that are copied: enough for an analysis, but not a second log."""
 TORN_FILES_MAX: Final = 4
-"""Copies that stay; older ones are removed."""
+"""Copies of truncated tails that are kept; older ones are removed."""
 
 OTHER_LOG_SIZE_MAX: Final = 1 << 20
-"""Bytes looked through for a control record of another log."""
+"""Bytes searched for a block trailer of another log."""
 
 FIRST_EPOCH: Final = 1
 
 
 class Opening:
-    """One opening, or resumption, of the log in `folder`. After `run` the fields are the log's parts.
+    """One opening, or `resume`, of the log in `folder`.
 
-    Raises NewerFormat, WrongLog, Corrupt (a snapshot that its own state refuses), OSError, Full.
+    After `run` the fields are the parts of the log.
+
+    Raises NewerFormat, WrongLog, Corrupt (its own state refuses a snapshot), OSError, Full.
     """
 
     def __init__(
@@ -91,38 +93,44 @@ class Opening:
         self.report = Recovery()
 
     def run(self, *, resume: bool = False) -> None:
-        """Looks, decides, acts. `resume`: a stop is lifted."""
+        """Recover the log. `resume`: clear a stop."""
         self._require_files()
-        marks, status = self._read_mark()
+        checkpoint, status = self._read_mark()
         snapshot = self._read_snapshot()
         files = self._files()
-        first = marks.first if marks is not None else files[0].offset if files else self._start_offset
-        marks = marks or Marks(first, 0, first, 0, 0)
-        forced, ordinal = max((marks.forced, marks.forced_ordinal), (snapshot.offset, snapshot.ordinal))
+        first = (
+            checkpoint.first if checkpoint is not None else files[0].offset if files else self._start_offset
+        )
+        checkpoint = checkpoint or Marks(first, 0, first, 0, 0)
+        durable, ordinal = max(
+            (checkpoint.forced, checkpoint.forced_ordinal), (snapshot.offset, snapshot.ordinal)
+        )
         needed = min(first, snapshot.offset)
-        found = FolderFound(status, marks.clean and forced == marks.forced, first, forced, needed, files)
+        found = FolderFound(
+            status, checkpoint.clean and durable == checkpoint.forced, first, durable, needed, files
+        )
         row = decide_folder(found)
         self.report.labels.append(row.label)
         if not resume:
-            self.extent.stopped = marks.stopped
+            self.extent.stopped = checkpoint.stopped
             if status == "none" and files:
                 self.report.warnings.append(
-                    "log.mark is missing or empty: the log is taken from its segments; whether it was stopped, and"
-                    " where its end was cut, is not known"
+                    "log.mark is missing or empty: the log is recovered from its segments; whether it was stopped, and"
+                    " where its end was truncated, is not known"
                 )
             if status == "damaged" and files:
                 self.extent.stopped = "log.mark was damaged, so it is not known whether the log was stopped"
         if row.decision.create:
-            self._create(marks, forced, ordinal)
+            self._create(checkpoint, durable, ordinal)
             return
-        self._take_marks(marks)
+        self._take_marks(checkpoint)
         if status != "good":
             self._refuse_other_log(files[-1])
         self._open_segments(found)
-        if row.decision.walk is Walk.NOTHING and snapshot.offset == marks.forced:
-            self._take_clean(marks, snapshot)
+        if row.decision.walk is Walk.NOTHING and snapshot.offset == checkpoint.forced:
+            self._take_clean(checkpoint, snapshot)
             return
-        replay = self._replay(snapshot, forced, ordinal)
+        replay = self._replay(snapshot, durable, ordinal)
         self._take_replay(replay, snapshot)
         if row.decision.unclean or replay.cut is not None:
             self._make_true(replay)
@@ -131,25 +139,25 @@ class Opening:
         self._drop(found)
 
     def _require_files(self) -> None:
-        """Raises IsADirectoryError. Checked for all names before anything is changed: some files are opened late, or
-        only by the next roll or clean end.
-        """
+        """Check that every known name is a regular file. Raises IsADirectoryError."""
+        # All names, before anything is changed: some files are opened late, or only by the next roll or clean
+        # close.
         children = self._disk.list(self._folder)
         wanted = [name for name in children if filenames.known_in_partition(name, self._options.suffix)]
         require_files(self._disk, self._folder, [name for name in wanted if not filenames.is_aside(name)])
 
     def _read_mark(self) -> tuple[Marks | None, str]:
         try:
-            marks = self.mark.read()
+            checkpoint = self.mark.read()
         except WrongLog:
             raise
         except Corrupt as error:
             self.report.warnings.append(str(error))
             return None, "damaged"
-        return marks, "none" if marks is None else "good"
+        return checkpoint, "none" if checkpoint is None else "good"
 
     def _read_snapshot(self) -> Snapshot:
-        """The newest good snapshot, loaded into the state; an empty one if there is none."""
+        """Load the newest valid snapshot into the state and return it; an empty one if there is none."""
         snapshot, damaged = self.snapshots.newest(OFFSET_MAX)
         for error in damaged:
             self.report.labels.append("snapshot damaged")
@@ -175,25 +183,34 @@ class Opening:
         return tuple(sorted(found))
 
     def _take_marks(self, marks: Marks) -> None:
-        extent = self.extent
-        extent.first, extent.first_ordinal, extent.forced, extent.forced_ordinal = marks[:4]
-        extent.append_time, extent.epoch, extent.starts = marks.append_time, marks.epoch, marks.starts
+        segment_set = self.extent
+        segment_set.first, segment_set.first_ordinal, segment_set.forced, segment_set.forced_ordinal = marks[
+            :4
+        ]
+        segment_set.append_time, segment_set.epoch, segment_set.starts = (
+            marks.append_time,
+            marks.epoch,
+            marks.starts,
+        )
 
     def _create(self, marks: Marks, forced: int, ordinal: int) -> None:
-        """A log without a file: a new one, one whose creation was cut short, or one that lost all of them."""
-        extent = self.extent
+        """Create a segment in a log that has none.
+
+        The log is new, its creation was interrupted, or all segments were lost.
+        """
+        segment_set = self.extent
         self._take_marks(marks)
         if forced > marks.first:
-            extent.damage = ((marks.first, forced, "no segment file has these bytes"),)
-            self.report.damage = list(extent.damage)
-        extent.forced = extent.end = forced
-        extent.forced_ordinal = extent.end_ordinal = ordinal
-        extent.epoch = max(FIRST_EPOCH, marks.epoch)
+            segment_set.damage = ((marks.first, forced, "no segment file has these bytes"),)
+            self.report.damage = list(segment_set.damage)
+        segment_set.forced = segment_set.end = forced
+        segment_set.forced_ordinal = segment_set.end_ordinal = ordinal
+        segment_set.epoch = max(FIRST_EPOCH, marks.epoch)
         if forced > marks.first:
-            extent.epoch = next_epoch(extent.epoch, self._clock.wall_ms(), cut=True)
-            extent.starts = with_start(marks.starts, extent.epoch, forced)
-        self.mark.settle(extent.marks())
-        extent.segments = (self._new_segment(forced),)
+            segment_set.epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), cut=True)
+            segment_set.starts = with_start(marks.starts, segment_set.epoch, forced)
+        self.mark.settle(segment_set.marks())
+        segment_set.segments = (self._new_segment(forced),)
 
     def _new_segment(self, offset: int) -> Segment:
         segment = Segment.create(self._disk, self._folder, offset, self._log_id, self._options.suffix)
@@ -201,7 +218,8 @@ class Opening:
         return segment
 
     def _refuse_other_log(self, file: FileFound) -> None:
-        """Without marks only the control records say whose folder this is: another log's would look torn to us."""
+        """Check the log id in a block trailer when no checkpoint has it. Raises WrongLog."""
+        # The blocks of another log would look torn and be truncated.
         path = filenames.join(self._folder, filenames.segment_name(file.offset, self._options.suffix))
         opened = self._disk.open_read(path)
         try:
@@ -223,7 +241,7 @@ class Opening:
             return
 
     def _open_segments(self, found: FolderFound) -> None:
-        """Opens what is live, and names what is missing between: from the last whole block before the hole."""
+        """Open the needed segments, and add each gap from the end of the last whole block before it."""
         live = found.live
         segments = [
             Segment.open(
@@ -241,10 +259,10 @@ class Opening:
             self.extent.first_ordinal = block.control.first_ordinal if block is not None else 0
 
     def _take_clean(self, marks: Marks, snapshot: Snapshot) -> None:
-        extent = self.extent
-        extent.end, extent.end_ordinal = marks.forced, marks.forced_ordinal
-        extent.sources = Sources(snapshot.sources)
-        extent.clean = True
+        segment_set = self.extent
+        segment_set.end, segment_set.end_ordinal = marks.forced, marks.forced_ordinal
+        segment_set.sources = Sources(snapshot.sources)
+        segment_set.clean = True
 
     def _replay(self, snapshot: Snapshot, forced: int, ordinal: int) -> Replay:
         replay = Replay(snapshot, forced, ordinal, self._state, self.report)
@@ -257,104 +275,108 @@ class Opening:
         return replay
 
     def _take_replay(self, replay: Replay, snapshot: Snapshot) -> None:
-        extent = self.extent
-        extent.end, extent.end_ordinal = replay.end, replay.ordinal
-        if extent.end >= extent.forced:
-            extent.end_ordinal = max(extent.end_ordinal, extent.forced_ordinal)
-        extent.append_time = max(extent.append_time, replay.append_time)
-        extent.sources = replay.sources
-        extent.epoch = max(extent.epoch, replay.epoch)
-        last = extent.segments[-1]
+        segment_set = self.extent
+        segment_set.end, segment_set.end_ordinal = replay.end, replay.ordinal
+        if segment_set.end >= segment_set.forced:
+            segment_set.end_ordinal = max(segment_set.end_ordinal, segment_set.forced_ordinal)
+        segment_set.append_time = max(segment_set.append_time, replay.append_time)
+        segment_set.sources = replay.sources
+        segment_set.epoch = max(segment_set.epoch, replay.epoch)
+        last = segment_set.segments[-1]
         if last.end < snapshot.offset:
-            # The snapshot says what these bytes taught, so nothing is walked; the bytes are missing all the same.
+            # The snapshot covers these bytes, so they are not replayed; they are missing all the same.
             first = _last_block_end(last, last.end)
             self._holes.append((first, snapshot.offset, "no segment file has these bytes"))
-        if replay.forced > extent.end:
-            # Forced bytes are missing at the end of the last file: offsets go on where they ended.
-            self._holes.append((extent.end, replay.forced, "no segment file has these bytes"))
-            extent.end = replay.forced
-            extent.end_ordinal = max(extent.end_ordinal, extent.forced_ordinal)
-        extent.damage = _merged([*self._holes, *replay.damage])
-        self.report.damage = list(extent.damage)
+        if replay.forced > segment_set.end:
+            # Durable bytes are missing at the end of the last file: offsets continue after them.
+            self._holes.append((segment_set.end, replay.forced, "no segment file has these bytes"))
+            segment_set.end = replay.forced
+            segment_set.end_ordinal = max(segment_set.end_ordinal, segment_set.forced_ordinal)
+        segment_set.damage = _merged([*self._holes, *replay.damage])
+        self.report.damage = list(segment_set.damage)
 
     def _make_true(self, replay: Replay) -> None:
-        """Cuts, writes again, forces, raises the epoch: then everything up to the end is on the disk.
+        """Make everything up to the end durable: truncate, rewrite, fsync and increase the epoch.
 
-        A stopped log is left as it is. Where the disk is full the log ends at its forced mark until there is space:
-        `extent.unfinished` does the rest then.
+        A stopped log is not changed. On a full disk the log ends at its durable offset until there is space;
+        `SegmentSet.pending_recovery` then does the rest.
         """
-        extent = self.extent
-        if extent.stopped is not None:
-            extent.forced_to(*self._forced_place(replay))
-            extent.active.size = min(extent.active.size, extent.end - extent.active.base)
+        segment_set = self.extent
+        if segment_set.stopped is not None:
+            segment_set.forced_to(*self._forced_place(replay))
+            segment_set.active.size = min(segment_set.active.size, segment_set.end - segment_set.active.base)
             return
-        end = (extent.end, extent.end_ordinal)
+        end = (segment_set.end, segment_set.end_ordinal)
         try:
             self._finish(replay, end)
         except Full as error:
             self.report.warnings.append(f"the end of the log waits for space to be made durable: {error}")
-            extent.forced_to(*self._forced_place(replay))
-            extent.end, extent.end_ordinal = extent.forced, extent.forced_ordinal
-            extent.unfinished, extent.unfinished_end = lambda: self._finish(replay, end), end
+            segment_set.forced_to(*self._forced_place(replay))
+            segment_set.end, segment_set.end_ordinal = segment_set.forced, segment_set.forced_ordinal
+            segment_set.unfinished, segment_set.unfinished_end = lambda: self._finish(replay, end), end
         except OSError as error:
             self._stop(f"recovery could not make the end of the log durable: {error}", replay)
 
     def _finish(self, replay: Replay, end: tuple[int, int]) -> None:
-        """The steps of `_make_true`; they may be repeated. Raises Full, OSError."""
-        extent = self.extent
-        with extent.lock:
-            extent.end, extent.end_ordinal = end
+        """The file work of `_make_durable`; may be repeated. Raises Full, OSError."""
+        segment_set = self.extent
+        with segment_set.lock:
+            segment_set.end, segment_set.end_ordinal = end
         try:
             self._cut(replay.cut)
-            forced = min(replay.forced, extent.end)
-            if extent.active.base >= forced:
-                # Nothing in it was forced: perhaps its name was not, either, when the roll was cut short.
+            durable = min(replay.forced, segment_set.end)
+            if segment_set.active.base >= durable:
+                # Nothing in this segment was durable: a roll that was interrupted may not have fsynced its
+                # name either.
                 self._disk.force_folder(self._folder)
-            self._force_again(forced)
-            if extent.active.end < extent.end:
-                extent.active.seal()
-                extent.replace((*extent.segments, self._new_segment(extent.end)))
-            extent.forced_to(*end)
-            epoch = next_epoch(extent.epoch, self._clock.wall_ms(), cut=True)
-            starts = with_start(extent.starts, epoch, extent.end)
-            self.mark.settle(extent.marks()._replace(epoch=epoch, starts=starts))
-            extent.epoch, extent.starts = epoch, starts
+            self._force_again(durable)
+            if segment_set.active.end < segment_set.end:
+                segment_set.active.seal()
+                segment_set.replace((*segment_set.segments, self._new_segment(segment_set.end)))
+            segment_set.forced_to(*end)
+            epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), cut=True)
+            starts = with_start(segment_set.starts, epoch, segment_set.end)
+            self.mark.settle(segment_set.marks()._replace(epoch=epoch, starts=starts))
+            segment_set.epoch, segment_set.starts = epoch, starts
         except Full:
-            with extent.lock:
-                extent.end, extent.end_ordinal = extent.forced, extent.forced_ordinal
+            with segment_set.lock:
+                segment_set.end, segment_set.end_ordinal = segment_set.forced, segment_set.forced_ordinal
             raise
-        extent.unfinished = None
+        segment_set.unfinished = None
 
     def _forced_place(self, replay: Replay) -> tuple[int, int]:
-        """The highest (offset, ordinal) that is known to be on the disk, within the log."""
+        """Highest (offset, ordinal) within the log that is known to be durable."""
         if replay.forced > self.extent.end:
             return self.extent.forced, self.extent.forced_ordinal
         return replay.forced, replay.forced_ordinal
 
     def _stop(self, reason: str, replay: Replay) -> None:
-        extent = self.extent
-        extent.forced_to(*self._forced_place(replay))
-        extent.stopped = reason
+        segment_set = self.extent
+        segment_set.forced_to(*self._forced_place(replay))
+        segment_set.stopped = reason
         try:
-            self.mark.settle(extent.marks())
+            self.mark.settle(segment_set.marks())
         except (OSError, Full) as error:
-            extent.stopped = f"{reason}; log.mark could not be written either: {error}"
+            segment_set.stopped = f"{reason}; log.mark could not be written either: {error}"
 
     def _cut(self, decision: Tail | None) -> None:
-        """Cuts what lies behind the end off the last file."""
-        extent = self.extent
-        segment = extent.active
-        surplus = segment.end - extent.end
+        """Truncate the last file to the end of the log."""
+        segment_set = self.extent
+        segment = segment_set.active
+        surplus = segment.end - segment_set.end
         if surplus <= 0:
             return
         self.report.cut_bytes = surplus
         if decision is not Tail.CUT_ZEROS:
-            self._keep_torn(segment, extent.end)
-        segment.cut(extent.end - segment.base)
+            self._keep_torn(segment, segment_set.end)
+        segment.cut(segment_set.end - segment.base)
         segment.force()
 
     def _keep_torn(self, segment: Segment, offset: int) -> None:
-        """Copies the tail aside. A full disk is no reason not to start: then the copy is left out, and said so."""
+        """Copy the tail to a file of its own.
+
+        On a full disk only add a warning, so that the log can start.
+        """
         path = filenames.join(self._folder, filenames.torn_name(offset))
         if self._disk.exists(path):
             self._disk.unlink(path)
@@ -363,7 +385,7 @@ class Opening:
             copy = self._disk.create(path)
             write_all(copy, [segment.pread(size, offset - segment.base)], 0)
         except Full as error:
-            self.report.warnings.append(f"the bytes cut off at {offset} could not be kept: {error}")
+            self.report.warnings.append(f"the bytes truncated at {offset} could not be copied: {error}")
             return
         copy.force()
         copy.close()
@@ -375,7 +397,7 @@ class Opening:
                 self._disk.unlink(filenames.join(self._folder, name))
 
     def _force_again(self, forced: int) -> None:
-        """Writes what lies behind `forced` again, the same bytes at the same place, and forces it."""
+        """Rewrite everything after `durable` with the same bytes at the same position, and fsync it."""
         segment = self.extent.active
         position, end = (
             max(forced, segment.base) - segment.base,
@@ -390,7 +412,7 @@ class Opening:
         segment.force()
 
     def _drop(self, found: FolderFound) -> None:
-        """Removes what a truncation that was cut short left, and snapshots that nobody needs."""
+        """Remove segments left by an interrupted truncation, and snapshots that are no longer needed."""
         if self.extent.stopped is not None:
             return
         self.snapshots.prune(self.extent.end)
@@ -402,7 +424,7 @@ class Opening:
 
 
 def remove_segment(disk: Disk, folder: str, offset: int, suffix: str) -> str:
-    """Unlinks a segment and its index; answers its name. The folder is forced by the caller."""
+    """Unlink a segment and its index; return the segment's name. The caller must fsync the folder."""
     index = filenames.join(folder, filenames.index_name(offset))
     if disk.exists(index):
         disk.unlink(index)
@@ -412,7 +434,7 @@ def remove_segment(disk: Disk, folder: str, offset: int, suffix: str) -> str:
 
 
 def _last_block_end(segment: Segment, first: int) -> int:
-    """Where the last whole block before a hole ends; `first` if no file reaches up to the hole."""
+    """End of the last whole block before a gap; `first` if no file reaches up to the gap."""
     if not segment.base < first <= segment.end:
         return first
     place = segment.base
@@ -426,7 +448,7 @@ def _last_block_end(segment: Segment, first: int) -> int:
 
 
 def _merged(damage: list[Damage]) -> tuple[Damage, ...]:
-    """Sorted, and what overlaps or touches joined."""
+    """Sort the ranges and join those that overlap or touch."""
     merged: list[Damage] = []
     for first, next, reason in sorted(damage):
         if merged and first <= merged[-1][1]:
@@ -436,17 +458,19 @@ def _merged(damage: list[Damage]) -> tuple[Damage, ...]:
     return tuple(merged)
 
 
-# The walk over what lies behind the newest snapshot: finds the end of the log, and teaches its records to the state.
-#
-# Blocks are taken append by append: what an unfinished append brought is not learned. Where blocks stop adding up the
-# table TAIL of journal.log.recovery_rules decides; here the facts for it are gathered, and its decision noted.
-
 PIECE_BYTES: Final = 1 << 20
-"""Read at a time where bytes are only looked over."""
+"""Bytes read at a time where they are only compared or copied."""
 
 
 class Replay:
-    """Begins with what a snapshot knows. After `segment` was called for each, in order, the fields are the log's."""
+    """Replay of a log after its newest snapshot.
+
+    Finds the end of the log and applies its records to the state.
+
+    Call `replay_segment` for each segment in order; the fields are then the log's. Blocks are applied append
+    by append; an unfinished append is not applied. Where valid blocks end, the table TAIL_RULES of
+    `recovery_rules` decides.
+    """
 
     def __init__(
         self, snapshot: Snapshot, forced: int, forced_ordinal: int, state: State, report: Recovery
@@ -456,46 +480,46 @@ class Replay:
         self._pending: list[Block] = []
         self._ordinal_at = {forced: forced_ordinal, snapshot.offset: snapshot.ordinal}
         self.forced = forced
-        """The highest offset that anything found says is on the disk."""
+        """Highest offset that the checkpoint, a snapshot or a block trailer reports as durable."""
         self.forced_ordinal = forced_ordinal
         self._unforced: deque[tuple[int, int]] = deque()
         self.end = snapshot.offset
-        """Where the last whole append ends."""
+        """End of the last whole append."""
         self.ordinal = snapshot.ordinal
         self.append_time = snapshot.append_time
         self.epoch = 0
         self.sources = Sources(snapshot.sources)
         self.damage: list[Damage] = []
         self.cut: Tail | None = None
-        """How the bytes behind `end` are to be cut off; None: there are none."""
+        """How the bytes after `end` are to be truncated; None if there are none."""
 
     def segment(self, segment: Segment, offset: int, end: int, *, last: bool) -> None:
-        """Goes through one segment from the block's start `offset` to `end`. Raises NewerFormat, OSError."""
+        """Replay one segment from the block start `offset` to `end`. Raises NewerFormat, OSError."""
         self.end = max(self.end, offset)
         self._report.walked_bytes += end - offset
         while True:
-            place, reason = self._blocks(segment, offset, end)
-            if place == end and not (last and self._pending):
+            position, reason = self._blocks(segment, offset, end)
+            if position == end and not (last and self._pending):
                 self._finish(end)
                 self._report.labels += ["whole"] * last
                 if not last and end > self.forced:
                     self.forced, self.forced_ordinal = end, self.ordinal
                 return
-            good = self._behind(segment, place, end)
-            later = None if good is None else segment.base + good.position
-            zeros = place < end and _zeros(segment, place, end)
-            forced = self.forced if last else end
-            row = decide_tail(TailFound(place, self.end, end, forced, later, zeros))
+            next_valid = self._behind(segment, position, end)
+            later = None if next_valid is None else segment.base + next_valid.position
+            zeros = position < end and _zeros(segment, position, end)
+            durable = self.forced if last else end
+            row = decide_tail(TailFound(position, self.end, end, durable, later, zeros))
             self._report.labels.append(row.label)
-            if row.decision is not Tail.SKIP or good is None or later is None:
-                self._stop(row.decision, place, forced, reason)
+            if row.decision is not Tail.SKIP or next_valid is None or later is None:
+                self._stop(row.decision, position, durable, reason)
                 return
-            self._finish(place)
-            self._damaged(place, later, reason)
-            self.end, self.ordinal, offset = later, good.ordinal, later
+            self._finish(position)
+            self._damaged(position, later, reason)
+            self.end, self.ordinal, offset = later, next_valid.ordinal, later
 
     def _blocks(self, segment: Segment, offset: int, end: int) -> tuple[int, str]:
-        """Takes blocks up to the first that is bad; answers its offset, and what is wrong with it."""
+        """Read blocks up to the first invalid one; return its offset and what is wrong with it."""
         try:
             for block in segment.blocks(offset - segment.base, end - segment.base):
                 self._take(block)
@@ -515,47 +539,49 @@ class Replay:
             self._finish(block.next)
 
     def _finish(self, end: int) -> None:
-        """Learns the blocks of an append that is whole, or of which all is known that ever will be."""
+        """Apply the pending blocks: of a whole append, or of one whose remaining blocks are lost."""
         for block in self._pending:
-            control = block.control
+            trailer = block.control
             self._state.apply(block)
-            if control.source_kind not in (SOURCE_PLAIN, SOURCE_SUCCESSION):
-                key, place = (
-                    (control.source_kind, control.source_id),
-                    (control.source_high, control.source_low),
+            if trailer.source_kind not in (SOURCE_PLAIN, SOURCE_SUCCESSION):
+                key, position = (
+                    (trailer.source_kind, trailer.source_id),
+                    (trailer.source_high, trailer.source_low),
                 )
-                self.sources.note(key, place, max(self.end, end), self.forced)
-            self.ordinal = control.next_ordinal
-            self.append_time = max(self.append_time, control.append_time)
-            self.epoch = max(self.epoch, control.epoch)
-            self._claim(control)
+                self.sources.note(key, position, max(self.end, end), self.forced)
+            self.ordinal = trailer.next_ordinal
+            self.append_time = max(self.append_time, trailer.append_time)
+            self.epoch = max(self.epoch, trailer.epoch)
+            self._claim(trailer)
         self._pending = []
         self.end = max(self.end, end)
         if self.end > self.forced:
             self._unforced.append((self.end, self.ordinal))
 
     def _claim(self, control: Control) -> None:
-        """A control record says that everything before `forced`, an append's end, is on the disk.
-
-        It can know that only of what came before itself: one that says more was not written by a log.
-        """
-        forced = control.forced
-        if not self.forced < forced <= control.offset:
+        """Raise the durable offset to the one in a block trailer, which is the end of an append."""
+        # A trailer can only know that data before itself is durable; one that claims more was not written by
+        # a log.
+        durable = control.forced
+        if not self.forced < durable <= control.offset:
             return
-        self.forced = forced
-        while self._unforced and self._unforced[0][0] <= forced:
+        self.forced = durable
+        while self._unforced and self._unforced[0][0] <= durable:
             _, self.forced_ordinal = self._unforced.popleft()
 
     def _behind(self, segment: Segment, place: int, end: int) -> Good | None:
-        """Where blocks go on behind a bad one; what those say of the forced mark counts from now on."""
+        """Find the next valid block after an invalid one.
+
+        The durable offsets in the blocks from there on count.
+        """
         if place >= end:
             return None
-        good = segment.next_good(place - segment.base)
-        if good is None or segment.base + good.position > end:
+        next_valid = segment.next_good(place - segment.base)
+        if next_valid is None or segment.base + next_valid.position > end:
             return None
-        for block in segment.sound_blocks(good.position, verify=True):
+        for block in segment.sound_blocks(next_valid.position, verify=True):
             self._claim(block.control)
-        return good
+        return next_valid
 
     def _stop(self, decision: Tail, place: int, forced: int, reason: str) -> None:
         if decision is Tail.LOST:
@@ -571,7 +597,7 @@ class Replay:
 
 
 def _zeros(segment: Segment, first: int, next: int) -> bool:
-    """True if every byte of the range is zero, as a file is that grew but was not written."""
+    """True if every byte of the range is zero, as in a file that grew but was not written."""
     position, end = first - segment.base, next - segment.base
     while position < end:
         piece = segment.pread(min(PIECE_BYTES, end - position), position)

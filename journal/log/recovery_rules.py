@@ -1,12 +1,13 @@
-"""What opening finds and what it decides: two tables, pure. journal.log.recovery looks, and does what they say.
+"""Decision tables of log recovery: what was found and what to do.
 
-A row has a label, a condition and a decision; the first row whose condition holds counts. Reports, tests and the
-operator's page name what happened by these labels.
+No I/O; `journal.log.recovery` applies them.
 
-The folder, before any record is read:
-    the files must follow each other from `first` to their end without a hole, and reach the forced mark
-The end of the log, at each place where its blocks stop adding up:
-    what is not known to be forced is cut off there; what was forced is never cut, it is named as damage
+A row has a label, a condition and a decision; the first row whose condition is true counts. The labels appear
+in reports, tests and the operators' documentation.
+
+The folder, before any record is read: the files must follow each other without a gap from `first`, and reach
+the durable offset. The end of the log, at each position where valid blocks end: data that is not known to be
+durable is truncated; durable data is never truncated but reported as damage.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class FileFound(NamedTuple):
 
 @dataclass(frozen=True)
 class FolderFound:
-    """`mark` is "good", "none" or "damaged"; `first` and `forced` are its, or the lowest that may be true.
+    """Facts about the folder of a log.
 
-    `files` by rising offset; those before `needed` are of no more use: it is `first`, or the newest snapshot's
-    offset if that is lower.
+    `checkpoint` is "good", "none" or "damaged"; `first` and `durable` are read from it, or the lowest
+    possible values. `files` are sorted by offset; those before `needed` are obsolete. `needed` is `first`, or
+    the newest snapshot's offset if that is lower.
     """
 
     mark: str
@@ -48,7 +50,7 @@ class FolderFound:
 
     @property
     def live(self) -> tuple[FileFound, ...]:
-        """The files that hold something at or behind `needed`; the last one always does."""
+        """The files with data at or after `needed`; always includes the last one."""
         following = (*self.files[1:], None)
         return tuple(
             f for f, n in zip(self.files, following, strict=True) if n is None or n.offset > self.needed
@@ -56,12 +58,12 @@ class FolderFound:
 
     @property
     def end(self) -> int:
-        """Where the last file ends."""
+        """End offset of the last file."""
         return self.files[-1].end if self.files else self.first
 
     @property
     def holes(self) -> tuple[Damage, ...]:
-        """Offsets between `first` and the last file that no file has."""
+        """Ranges between `first` and the last file that no file contains."""
         found = []
         position = self.first
         for file in self.live:
@@ -72,15 +74,18 @@ class FolderFound:
 
 
 class Walk(Enum):
-    """How much is read."""
+    """How much of the log is read."""
 
-    NOTHING = "nothing: the mark and the newest snapshot say it all"
-    STATE = "what lies behind the newest snapshot"
+    NOTHING = "nothing: the checkpoint and the newest snapshot are complete"
+    STATE = "everything after the newest snapshot"
 
 
 @dataclass(frozen=True)
 class FolderDecision:
-    """`create`: make a segment at `first` (True where there is none); `walk`: how much must be read."""
+    """`create`: make a segment at `first` because there is none.
+
+    `read_scope`: how much must be read.
+    """
 
     walk: Walk = Walk.STATE
     create: bool = False
@@ -88,12 +93,12 @@ class FolderDecision:
 
 
 class TailFound(NamedTuple):
-    """Where the blocks stop adding up.
+    """Facts about a position where valid blocks end.
 
-    `place`: the start of the block that is bad or unfinished; equal to `end` (of the file) if all blocks are whole.
-    `append`: where the last whole append ended, `append <= place`. `forced`: the highest offset of which the mark or
-    any valid control record, also one behind the place, says that it is on the disk. `later`: the start of the next
-    valid block behind the place, if there is one. `zeros`: from the place on everything is zero.
+    `position`: start of the invalid or unfinished block; equal to `end` (of the file) if all blocks are
+    whole. `append_end`: end of the last whole append, `append_end <= position`. `durable`: highest offset
+    that the checkpoint or any valid block trailer, also a later one, reports as durable. `next_block`: start
+    of the next valid block, if any. `zeros`: all bytes from `position` on are zero.
     """
 
     place: int
@@ -105,13 +110,13 @@ class TailFound(NamedTuple):
 
 
 class Tail(Enum):
-    """What is done at the place."""
+    """What recovery does where valid blocks end."""
 
     KEEP = "the log ends here"
-    CUT = "cut back to the last whole append, after the bytes were copied aside"
-    CUT_ZEROS = "cut back to the last whole append; nothing is lost with zeros"
-    SKIP = "name the damage, go on behind it"
-    LOST = "name everything up to the forced mark as damage; the log goes on there"
+    CUT = "truncate to the last whole append, after the bytes were copied"
+    CUT_ZEROS = "truncate to the last whole append; zeros are not copied"
+    SKIP = "report the damage, continue after it"
+    LOST = "report everything up to the durable offset as damage; continue there"
 
 
 Found = TypeVar("Found")
@@ -120,7 +125,7 @@ Decision = TypeVar("Decision")
 
 @dataclass(frozen=True)
 class Row(Generic[Found, Decision]):
-    """One row of a table."""
+    """One row of a decision table."""
 
     label: str
     holds: Callable[[Found], bool]
@@ -156,23 +161,23 @@ TAIL: Final[tuple[Row[TailFound, Tail], ...]] = (
 
 
 def decide_folder(found: FolderFound) -> Row[FolderFound, FolderDecision]:
-    """The row of FOLDER that counts."""
+    """Return the first row of FOLDER_RULES that matches."""
     return next(row for row in FOLDER if row.holds(found))
 
 
 def decide_tail(found: TailFound) -> Row[TailFound, Tail]:
-    """The row of TAIL that counts."""
+    """Return the first row of TAIL_RULES that matches."""
     return next(row for row in TAIL if row.holds(found))
 
 
 @dataclass
 class Recovery:
-    """What opening found and did.
+    """Report of an opening: what recovery found and did.
 
-    `labels`: rows of the tables, in order. `snapshot_offset`: up to where the snapshot describes the log that was
-    loaded, 0 without one. `cut_bytes` were cut off and, up to a limit, copied to `torn_path`. `walked_bytes` were read,
-    `rewritten_bytes` of an unforced tail written again and forced. `warnings` say in sentences what an operator should
-    know.
+    `labels`: rows of the tables, in order. `snapshot_offset`: offset of the snapshot that was loaded, 0
+    without one. `cut_bytes` were truncated and, up to a limit, copied to `torn_path`. `walked_bytes` were
+    replayed; `rewritten_bytes` of a tail that was not durable were rewritten and fsynced. `warnings` are
+    sentences for an operator.
     """
 
     labels: list[str] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""Which sealed segments may go, and how they go: removed, or moved to an archive.
+"""Retention: which sealed segments are deleted or archived, and the file work for it.
 
-Whole sealed segments only, oldest first, and never the one that is written. A segment goes when its newest append is
-older than `retention_seconds`, or when what would be left still has `retention_bytes`.
+Only whole sealed segments, oldest first. A segment expires when its newest append is older than
+`retention_seconds`, or when the remaining log would still have `retention_bytes`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from journal.log.recovery import remove_segment
 from journal.log.segments import LogOptions
 
 COPY_BYTES: Final = 1 << 20
-"""Copied at a time to an archive on another file system."""
+"""Bytes copied at a time to an archive on another file system."""
 
 
 class Aged(NamedTuple):
-    """A sealed segment: its first offset, its size in bytes and the time of its newest append, ms."""
+    """A sealed segment: first offset, size in bytes, time of the newest append (ms)."""
 
     base: int
     size: int
@@ -28,7 +28,10 @@ class Aged(NamedTuple):
 
 
 def expired(sealed: Sequence[Aged], total_bytes: int, now_ms: int, options: LogOptions) -> int:
-    """How many of `sealed`, oldest first, may go; `total_bytes` is the whole log with the segment that is written."""
+    """Number of segments of `sealed` (oldest first) that are expired.
+
+    `total_bytes` is the size of the whole log, including the active segment.
+    """
     oldest_kept_ms = now_ms - options.retention_seconds * 1000
     count = 0
     for segment in sealed:
@@ -42,7 +45,9 @@ def expired(sealed: Sequence[Aged], total_bytes: int, now_ms: int, options: LogO
 
 
 def dispose(disk: Disk, folder: str, offset: int, options: LogOptions) -> str:
-    """Removes or archives one segment and its index; answers its name. The caller forces `folder`.
+    """Delete or archive one segment and its index; return its name.
+
+    The caller must fsync `folder`.
 
     Raises OSError, Full.
     """
@@ -56,7 +61,7 @@ def dispose(disk: Disk, folder: str, offset: int, options: LogOptions) -> str:
 
 
 def _archive(disk: Disk, folder: str, offset: int, archive: str, suffix: str) -> None:
-    """Moves a segment to the folder of the same name below `archive`."""
+    """Move a segment to the folder of the same name in `archive`. Durable there on return."""
     target_folder = filenames.join(archive, folder.rsplit("/", 1)[-1])
     if not disk.exists(target_folder):
         disk.make_folder(target_folder)
@@ -76,7 +81,10 @@ def _archive(disk: Disk, folder: str, offset: int, archive: str, suffix: str) ->
 
 
 def _copy(disk: Disk, source: str, target: str) -> None:
-    """A forced copy on another file system; a half one from an earlier attempt is replaced."""
+    """Copy a file to another file system and fsync it.
+
+    Replace an incomplete copy of an earlier attempt.
+    """
     if disk.exists(target):
         disk.unlink(target)
     old, new = disk.open_read(source), disk.create(target)

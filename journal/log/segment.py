@@ -1,10 +1,10 @@
-"""One segment file: control blocks from its first byte on, appended while it is the last one, then only read.
+"""One segment file: blocks from its first byte on.
 
-Its name says the partition offset of its first byte (`base`); inside it we speak of positions, and `base +
-position` is an offset. With it goes its index, which is loaded, or made from the control records, when it is
-first needed. docs/formats/segment.md is the page of this format.
+The last segment is appended to, the others are only read.
 
-Threads: one owner changes it; `pread` and `pread_cached` may run in others.
+The file name is the offset of its first byte (`base`). Inside the file bytes are addressed by position: `base
++ position` is the offset. The index file beside it is loaded, or built from the block trailers, on first use.
+The format is described in docs/formats/segment.md.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from journal.record.block_trailer import CONTROL_SIZE, Control, decode_control
 from journal.record.format import BadRecord, Incomplete
 
 SCAN_SIZE: Final = 1 << 20
-"""Bytes that a walk reads at a time; it doubles where one block is larger."""
-SHORTER: Final = "the file is shorter than the log: it was cut, or the segment after it is missing"
+"""Bytes read at a time; doubled where one block is larger."""
+SHORTER: Final = "the file is shorter than the log: it was truncated, or the segment after it is missing"
 
 
 class Good(NamedTuple):
-    """Behind damage: a block begins at `position` of the segment, its first record has `ordinal`.
+    """The next valid block after damage: its position in the segment and its first ordinal.
 
-    `control`: the control record that closes the bad block, if only the records before it are damaged.
+    `trailer`: that of the damaged block, if only the records before it are damaged.
     """
 
     position: int
@@ -38,7 +38,10 @@ class Good(NamedTuple):
 
 
 class Segment:
-    """See the module. Made by `create` or `open`."""
+    """One segment file of a log, made by `create` or `open`.
+
+    One owner changes it; `pread` and `pread_cached` are safe in other threads.
+    """
 
     def __init__(self, disk: Disk, file: File, folder: str, base: int, log_id: int) -> None:
         self.disk = disk
@@ -46,10 +49,10 @@ class Segment:
         self.base = base
         self.log_id = log_id
         self.size = file.size()
-        """Bytes in the file that belong to the log; what a failed write left behind them does not."""
+        """Bytes of the file that belong to the log, without the remains of a failed write."""
         self.sealed = False
         self.index_error: OSError | Full | None = None
-        """Why the index file is no longer written; the index in memory is whole all the same."""
+        """Why the index file is no longer written; the index in memory is complete all the same."""
         self._file: File | None = file
         self._index_path = filenames.join(folder, filenames.index_name(base))
         self._index: Index | None = None
@@ -59,9 +62,10 @@ class Segment:
     def create(
         cls, disk: Disk, folder: str, base: int, log_id: int, suffix: str = filenames.SEGMENT_SUFFIX
     ) -> Segment:
-        """A new, empty segment. Its name survives a power cut once the caller has forced the folder.
+        """Create an empty segment and remove an old index of the same name.
 
-        An index left by a segment that was cut away is dropped. Raises FileExistsError, Full, OSError.
+        The file name is durable only after the caller has fsynced the folder. Raises FileExistsError, Full,
+        OSError.
         """
         file = disk.create(filenames.join(folder, filenames.segment_name(base, suffix)))
         segment = cls(disk, file, folder, base, log_id)
@@ -81,7 +85,7 @@ class Segment:
         writable: bool,
         suffix: str = filenames.SEGMENT_SUFFIX,
     ) -> Segment:
-        """An existing segment, without a look at what is in it; `writable`: the last one. Raises OSError."""
+        """Open an existing segment without reading it. `writable`: it is the last one. Raises OSError."""
         path = filenames.join(folder, filenames.segment_name(base, suffix))
         file = disk.open_write(path) if writable else disk.open_read(path)
         segment = cls(disk, file, folder, base, log_id)
@@ -90,19 +94,19 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The offset behind the last byte."""
+        """Offset after the last byte."""
         return self.base + self.size
 
     @property
     def file(self) -> File:
-        """The open file, for a force. Raises Closed."""
+        """The open file, for an fsync. Raises Closed."""
         if self._file is None:
             raise Closed(self.path)
         return self._file
 
     @property
     def index(self) -> Index:
-        """The index, complete up to `size`. The first use reads the files; damaged ranges are passed over."""
+        """The index, complete up to `size`. The first use reads the files and skips damaged ranges."""
         if self._index is None:
             index = Index.load(self.disk, self._index_path, self.base, self.log_id, self.size)
             self._drop_stale(index)
@@ -112,7 +116,7 @@ class Segment:
 
     @property
     def oldest_ms(self) -> int | None:
-        """The append time of the first sound block; None without any. The first use reads."""
+        """Append time (ms) of the first valid block; None if there is none. The first use reads."""
         if self._oldest_ms is None and self.size:
             first = next(self.sound_blocks(), None)
             self._oldest_ms = None if first is None else first.control.append_time
@@ -120,14 +124,14 @@ class Segment:
 
     @property
     def indexed(self) -> bool:
-        """True once the index is in memory: then `index` reads nothing, and may be used in any thread."""
+        """True if the index is in memory: then `index` reads nothing and is safe in any thread."""
         return self._index is not None
 
     def append(self, buffers: Sequence[Bytes], controls: Sequence[Control]) -> None:
-        """Writes whole control blocks at the end, in one vectored write, and adds `controls` to the index.
+        """Write whole blocks at the end in one vectored write, and add their trailers to the index.
 
-        Raises Full, with the file cut back to what it was; any other OSError (also from that cut) leaves
-        unknown bytes behind `size`, and the owner must stop the log.
+        Not durable on return. Raises Full, with the file truncated to its previous size; any other OSError
+        (also from that truncation) leaves unknown bytes after `size`, and the owner must stop the log.
         """
         if self.sealed:
             raise Closed(self.path)
@@ -137,26 +141,28 @@ class Segment:
         except Full:
             self._take_back(buffers)
             raise
-        for control in controls:
-            index.add(control)
+        for trailer in controls:
+            index.add(trailer)
         self.size += written
         self.write_index(all=False)
 
     def _take_back(self, buffers: Sequence[Bytes]) -> None:
-        """Cuts off what a refused append left. Forced, if only zeros were missing: else a power cut, behind a
-        later append that lets the file grow again, could complete what was refused."""
+        """Truncate the bytes of a failed write."""
         written = self.file.size() - self.size
         try:
             self.file.truncate(self.size)
         except Full as error:
-            # What is left could complete a shorter append that comes to lie before it: nothing to go on with.
-            raise OSError(errno.EIO, f"a failed write cannot be cut off: {error}", self.path) from error
+            # The remaining bytes could complete a shorter append that ends before them, so the log must not
+            # continue.
+            raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
+        # If only zeros were missing, a later append that lets the file grow again could complete the failed write
+        # after a power loss, unless the truncation is durable.
         if written and not any(b"".join(buffers)[written:]):
             self.file.force()
 
     def write_index(self, *, all: bool = True) -> None:
-        """Brings the index file up to date. It is derived, so an error is kept in `index_error`, and the file
-        left as it is: the next `open` completes it."""
+        """Update the index file. An error is stored in `index_error` and ends all updates."""
+        # The index is derived: the next `open` completes the file.
         if self.index_error is not None or self._index is None:
             return
         try:
@@ -165,20 +171,22 @@ class Segment:
             self.index_error = error
 
     def pread(self, size: int, position: int) -> bytes:
-        """Up to `size` bytes of the log from `position`. Raises OSError, Closed."""
+        """Read up to `size` bytes of the log from `position`. Raises OSError, Closed."""
         return self.file.pread(min(size, self.size - position), position)
 
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
-        """As `pread`, but None where it would wait for the disk."""
+        """As `pread`, but None if the read would wait for the disk."""
         return self.file.pread_cached(min(size, self.size - position), position)
 
     def force(self) -> None:
-        """Every byte written survives a power cut when this returns. Raises OSError; never call it again
-        then."""
+        """Fsync the file: every byte written is durable on return.
+
+        After an OSError it must not be called again.
+        """
         self.file.force()
 
     def seal(self) -> None:
-        """Forces the file; from now on it is only read. Raises OSError."""
+        """Fsync the file and make it read-only. Raises OSError."""
         index = self.index
         self.force()
         self.sealed = True
@@ -187,7 +195,10 @@ class Segment:
         index.close()
 
     def cut(self, position: int) -> None:
-        """Cuts the file at `position`, which is a block's start. Raises OSError."""
+        """Truncate the file at `position`, the start of a block. Not durable on return.
+
+        Raises OSError.
+        """
         self.file.truncate(position)
         self.size = position
         self._oldest_ms = None
@@ -197,7 +208,7 @@ class Segment:
             self._complete(self._index)
 
     def close(self) -> None:
-        """Gives the descriptors back; twice is harmless. Unforced bytes must have been forced before."""
+        """Close the files; repeated calls do nothing. The bytes must be durable before."""
         if self._index is not None:
             self.write_index()
             self._index.close()
@@ -206,9 +217,11 @@ class Segment:
             file.close()
 
     def blocks(self, position: int = 0, end: int | None = None, *, verify: bool = True) -> Iterator[Block]:
-        """The control blocks from the block's start `position` to `end` (a block's end, or the segment's).
+        """Yield the blocks from the block start `position` to `end` (a block's end.
 
-        Raises as `blocks_of`, with positions in this segment, where the first bad block begins.
+        Default: the segment's).
+
+        Raises as `blocks_of` at the first invalid block, with positions in this segment.
         """
         end = self.size if end is None else end
         size = SCAN_SIZE
@@ -221,7 +234,7 @@ class Segment:
                 for block in blocks_of(data, self.base + start, self.log_id, verify=verify):
                     if ordinal not in (None, block.control.first_ordinal):
                         found = block.control.first_ordinal
-                        raise BadRecord(position - start, f"first ordinal {found}, {ordinal} was to come")
+                        raise BadRecord(position - start, f"first ordinal {found}, {ordinal} was expected")
                     yield block
                     ordinal = block.control.next_ordinal
                     position = block.next - self.base
@@ -235,10 +248,12 @@ class Segment:
                 raise Incomplete(position, SHORTER)
 
     def next_good(self, bad: int) -> Good | None:
-        """Where blocks begin again behind the bad block that begins at `bad`; None: nowhere up to the end.
+        """Find the next valid block after the damaged block at `damaged`.
 
-        If only the records of the bad block are damaged, that is behind its control record; if that is lost
-        too, where the first surviving control record says that its block begins.
+        None if there is none up to the end.
+
+        If only the records of the damaged block are invalid, that is after its trailer; if the trailer is
+        lost too, the start of the block of the first valid trailer.
         """
         position = bad
         while position < self.size:
@@ -246,29 +261,29 @@ class Segment:
             start = max(0, bad - position)
             claim = find_next_control(data, start, offset=self.base + position, log_id=self.log_id)
             if claim is not None:
-                control = claim.control
-                if control.offset == self.base + bad:
-                    return Good(control.next - self.base, control.next_ordinal, control)
-                return Good(control.offset - self.base, control.first_ordinal)
+                trailer = claim.control
+                if trailer.offset == self.base + bad:
+                    return Good(trailer.next - self.base, trailer.next_ordinal, trailer)
+                return Good(trailer.offset - self.base, trailer.first_ordinal)
             if len(data) < BLOCK_SPAN_MAX + SCAN_SIZE:
                 return None
             position += len(data) - BLOCK_SPAN_MAX
         return None
 
     def sound_blocks(self, position: int = 0, *, verify: bool = False) -> Iterator[Block]:
-        """As `blocks` up to the end, but goes on behind damage without a word."""
+        """As `blocks` up to the end, but skip damage without an error."""
         while True:
             try:
                 yield from self.blocks(position, verify=verify)
                 return
             except BadRecord as error:
-                good = self.next_good(error.position)
-                if good is None:
+                next_valid = self.next_good(error.position)
+                if next_valid is None:
                     return
-                position = good.position
+                position = next_valid.position
 
     def place_of_position(self, position: int) -> Place:
-        """The block that holds `position`: where it begins, and its first ordinal. Raises as `blocks`."""
+        """Start and first ordinal of the block that holds `position`. Raises as `blocks`."""
         place = self.index.by_position(position)
         for block in self.blocks(place.position, verify=False):
             start = block.offset - self.base
@@ -277,27 +292,26 @@ class Segment:
         return Place(self.size, self.index.end_ordinal or 0)
 
     def _complete(self, index: Index) -> None:
-        """Adds the blocks that lie behind the last entry. What nobody can read at the end belongs to no
-        block."""
+        """Add the blocks after the last entry. Unreadable bytes at the end belong to no block."""
         for block in self.sound_blocks(index.end):
             index.add(block.control)
         if self.sealed:
             index.close_run()
 
     def _drop_stale(self, index: Index) -> None:
-        """Drops entries that describe bytes which were cut off and written anew: the control record at a
-        run's end must say what the entry says."""
+        """Remove entries whose bytes were truncated and rewritten."""
+        # The block trailer at a run's end must match the entry.
         while len(index):
             entry = index.entry(-1)
             at = entry.position + entry.size - CONTROL_SIZE
             try:
-                control = decode_control(self.pread(CONTROL_SIZE, at), 0, self.log_id)
+                trailer = decode_control(self.pread(CONTROL_SIZE, at), 0, self.log_id)
             except BadRecord:
-                control = None
+                trailer = None
             if (
-                control is not None
-                and control.end == self.base + at
-                and control.next_ordinal == entry.first_ordinal + entry.records
+                trailer is not None
+                and trailer.end == self.base + at
+                and trailer.next_ordinal == entry.first_ordinal + entry.records
             ):
                 return
             index.cut(entry.position + entry.size - 1)

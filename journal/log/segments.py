@@ -1,9 +1,4 @@
-"""What a log has: its segments, where it begins and ends, what of it is forced, what is damaged.
-
-One object, shared by the parts of a log. The owner's thread changes it, or a worker that does the owner's work while
-the owner leaves the log alone. Readers in other threads take each value once: the list of segments is replaced, never
-changed, and the numbers only grow. A segment that leaves the list is closed when no read is under way.
-"""
+"""The segments and bounds of a log, its options, and the applied positions of its sources."""
 
 from __future__ import annotations
 
@@ -27,7 +22,14 @@ _base = attrgetter("base")
 
 
 class Extent:
-    """See the module. Built by journal.log.recovery."""
+    """Segments and bounds of a log, shared by its reader, writer and durability.
+
+    Built by `LogRecovery`.
+
+    The owner's thread changes it, or a worker on behalf of the owner while the owner does not use the log.
+    Readers in other threads read each field once: the tuple of segments is replaced, never changed, and the
+    numbers only grow. A removed segment is closed when no read uses it.
+    """
 
     def __init__(self, log_id: int, folder: str) -> None:
         self.log_id = log_id
@@ -38,7 +40,7 @@ class Extent:
         self.end = 0
         self.end_ordinal = 0
         self.append_time = 0
-        """The latest append time, ms: the next one is not lower."""
+        """Latest append time (ms); that of the next append is not lower."""
         self.forced = 0
         self.forced_ordinal = 0
         self.epoch = 0
@@ -46,84 +48,84 @@ class Extent:
         self.stopped: str | None = None
         self.clean = False
         self.unfinished: Callable[[], None] | None = None
-        """What recovery could not do because the disk was full: it comes before the next write. Until then the log
-        ends at its forced mark."""
+        """Recovery work that failed on a full disk and must be done before the next write. Until then the log
+        ends at its durable offset.
+        """
         self.unfinished_end = (0, 0)
-        """(offset, ordinal) of the end then."""
+        """(offset, ordinal) of the end after `pending_recovery`."""
         self.damage: tuple[Damage, ...] = ()
         self.sources = Sources()
         self.lock = threading.RLock()
-        """Held for short changes of several fields; never for anything that may wait for the disk."""
+        """Held for short changes of several fields, never while waiting for the disk."""
         self.loading = threading.Lock()
-        """Held while an index is loaded, which may read a whole segment: the owner must not wait for that."""
+        """Held while an index is loaded, which may read a whole segment: the owner must not wait for it."""
         self.pins = Pins()
-        """What keeps segments open that have left the list."""
+        """References of readers that keep removed segments open."""
 
     @property
     def active(self) -> Segment:
-        """The segment that is written."""
+        """The segment that is appended to."""
         return self.segments[-1]
 
     def marks(self) -> Marks:
-        """What `log.mark` should say now."""
+        """Return the checkpoint for `log.mark`."""
         with self.lock:
             numbers = (self.first, self.first_ordinal, self.forced, self.forced_ordinal, self.append_time)
             return Marks(*numbers, self.epoch, self.starts, self.clean, self.stopped)
 
     def forced_to(self, offset: int, ordinal: int) -> None:
-        """The log is forced up to an append's end; never goes back."""
+        """Raise the durable offset to the end of an append; never lowers it."""
         with self.lock:
             if offset > self.forced:
                 self.forced, self.forced_ordinal = offset, ordinal
 
     def number_of(self, offset: int, segments: tuple[Segment, ...]) -> int:
-        """The place in `segments` of the one that holds `offset`; 0 if it lies before all.
+        """Index in `segments` of the one that holds `offset`; 0 if `offset` is before all of them.
 
-        Raises Closed: the log was let go of between a reader's look at it and this one.
+        Raises Closed: the log was closed or detached between the caller's check and this call.
         """
         if not segments:
             raise Closed()
         return max(0, bisect_right(segments, offset, key=_base) - 1)
 
     def replace(self, segments: tuple[Segment, ...], retired: tuple[Segment, ...] = ()) -> None:
-        """A new list of segments; `retired` are closed as soon as no read may be inside them."""
+        """Replace the list of segments; `retired` ones are closed when no read uses them."""
         with self.lock:
             self.segments = segments
         self.pins.retire(retired)
 
     @contextmanager
     def reading(self) -> Iterator[tuple[Segment, ...]]:
-        """The segments, none of which is closed before the end of the block."""
+        """Context manager that yields the segments; none of them is closed before it ends."""
         with self.pins:
             yield self.segments
 
 
 def limit_of(segments: tuple[Segment, ...], number: int) -> int:
-    """Where the segment ends as part of the log: bytes behind the next one's first offset do not count."""
+    """End offset of a segment within the log: bytes after the next segment's start do not count."""
     end = segments[number].end
     return min(end, segments[number + 1].base) if number + 1 < len(segments) else end
 
 
-# What may be set on one log. The broker fills this from its configuration, per topic.
-
 SEGMENT_BYTES: Final = 1 << 30
-"""One file a GiB: large enough that rolls are rare, small enough that retention is not coarse."""
+"""One GiB: rolls are rare, and retention is not too coarse."""
 
 STATE_BYTES: Final = 64 << 20
-"""A snapshot after this many bytes: a start walks at most about this much of every log."""
+"""Bytes between snapshots: a start replays at most about this much of every log."""
 
 FLUSH_MESSAGES: Final = 1000
 FLUSH_SECONDS: Final = 10.0
-"""What an unforced log may lose to a power cut: the first of the two that is reached forces it."""
+"""Maximum that a power loss may discard: an fsync is due when the first of the two is reached."""
 
 
 @dataclass(frozen=True)
 class LogOptions:
-    """`flush_messages` or `flush_seconds` 0 forces every batch. `retention_*` 0 keeps for ever. `segment_seconds` 0
-    closes segments by their size only, unless `retention_seconds` needs more.
+    """Options of one log. The broker sets them per topic from its configuration.
 
-    `retention_action` "archive" moves sealed segments to `archive_folder` (which exists) instead of removing them.
-    `verify` "records" also checks the checksum of every record of a batch, at 40 % of the produce rate.
+    `flush_messages` or `flush_seconds` 0: fsync every batch. `retention_*` 0: keep forever. `segment_seconds`
+    0: roll by size only, unless `retention_seconds` requires more. `retention_action` "archive" moves sealed
+    segments to `archive_folder` (which must exist) instead of deleting them. `verify` "records" also checks
+    the checksum of every record of a batch, which costs 40 % of the produce rate.
     """
 
     segment_bytes: int = SEGMENT_BYTES
@@ -140,45 +142,45 @@ class LogOptions:
 
     @property
     def roll_seconds(self) -> float:
-        """How long after its first append a segment is closed, however small; 0: by its size only.
-
-        Only whole closed segments are removed by age, so it is never longer than `retention_seconds`.
-        """
+        """Age of its first append at which a segment is rolled, however small; 0: by size only."""
+        # Only whole sealed segments expire by age, so the age is never above `retention_seconds`.
         return min(filter(None, (self.segment_seconds, self.retention_seconds)), default=0)
 
 
 Key: TypeAlias = tuple[int, int]
 """(kind, id) of a source."""
 Place: TypeAlias = tuple[int, int]
-"""(high, low)."""
+"""(high, low) of a source."""
 
 
 class Sources:
-    """How far each source has come in a log: the highest place that was appended, and the one that is on the disk.
+    """Highest position of each source that was appended to a log, and the highest durable one.
 
-    It begins with what is on the disk. Whoever calls it sees to it that one thread does at a time;
-    `applied` may be read by any.
+    Starts with the durable positions. Calls must be serialised; `applied` may be read in any thread.
     """
 
     def __init__(self, sure: Mapping[Key, Place] | None = None) -> None:
         self.applied: dict[Key, Place] = dict(sure or {})
         self._sure: dict[Key, Place] = dict(self.applied)
         self._unsure: deque[tuple[int, Key, Place]] = deque()
-        """Of appends that end at these offsets."""
+        """(end offset of the append, key, position) of appends that are not durable yet."""
 
     def note(self, key: Key, place: Place, end: int, forced: int) -> None:
-        """An append that ends at `end` has that place; the log is forced up to `forced`."""
+        """Record the position of an append that ends at `end`; the log is durable up to `durable`."""
         self.applied[key] = max(place, self.applied.get(key, place))
         self._unsure.append((end, key, place))
         self._settle(forced)
 
     def sure(self, key: Key, forced: int) -> Place | None:
-        """The highest place of a source before the offset `forced`, which never goes back; None if there is none."""
+        """Highest position of a source before the durable offset `durable_offset`; None if there is none.
+
+        `durable_offset` must never decrease.
+        """
         self._settle(forced)
         return self._sure.get(key)
 
     def _settle(self, forced: int) -> None:
         unsure = self._unsure
         while unsure and unsure[0][0] <= forced:
-            _, key, place = unsure.popleft()
-            self._sure[key] = max(place, self._sure.get(key, place))
+            _, key, position = unsure.popleft()
+            self._sure[key] = max(position, self._sure.get(key, position))

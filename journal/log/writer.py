@@ -1,7 +1,4 @@
-"""The writing side of a log: what must be done before an append, the append, and what a force of it covers.
-
-The owner's thread calls it; the work that `before` answers may run in a worker while the owner appends nothing.
-"""
+"""The write side of a log: work before an append, the append itself, and snapshots."""
 
 from __future__ import annotations
 
@@ -27,7 +24,10 @@ from journal.record.format import BadRecord
 
 
 class Writer:
-    """See the module."""
+    """Appends to a log. Called by the owner's thread.
+
+    The work returned by `prepare` may run in a worker while the owner appends nothing.
+    """
 
     def __init__(
         self, extent: Extent, keeper: Keeper, clock: Clock, options: LogOptions, state: State
@@ -39,30 +39,31 @@ class Writer:
         self._state = state
         self._snapshot_due = keeper.snapshot_offset + options.state_bytes
         self.dirty_since = clock.monotonic()
-        """When (monotonic, s) the first unforced record may have been appended; means nothing if there is none."""
+        """Monotonic time (s) at which the first non-durable record may have been appended; undefined if there
+        is none.
+        """
 
     def before(self, size: int, source: Source = PLAIN) -> Callable[[], None] | None:
-        """Work that must be done before `size` bytes are written at the end. Raises TooLarge.
-
-        What has a source is decided already, maybe when segments were larger: it then has a segment of its own.
-        """
-        extent, active = self._extent, self._extent.active
+        """Return the file work needed before `size` bytes are appended; None: none. Raises TooLarge."""
+        # An append with a source was decided before, perhaps when segments were larger: it may get a segment
+        # of its own.
+        segment_set, active = self._extent, self._extent.active
         if size > self.options.segment_bytes and source.kind == PLAIN.kind:
             raise TooLarge("the append", size, self.options.segment_bytes)
-        if extent.unfinished is not None:
+        if segment_set.unfinished is not None:
             return lambda: self._finish_opening(size, source)
         full = active.sealed or (active.size > 0 and active.size + size > self.options.segment_bytes)
-        if not full and not extent.clean and active.indexed:
+        if not full and not segment_set.clean and active.indexed:
             return None
         snapshot = self.snapshot() if full else None
 
         def work() -> None:
-            if extent.stopped is not None:
-                raise Stopped(extent.stopped)
+            if segment_set.stopped is not None:
+                raise Stopped(segment_set.stopped)
             self._keeper.open_for_writes()
             if snapshot is not None:
                 self._keeper.roll(snapshot)
-                self._snapshot_due = extent.end + self.options.state_bytes
+                self._snapshot_due = segment_set.end + self.options.state_bytes
 
         return work
 
@@ -73,7 +74,7 @@ class Writer:
             work()
 
     def append(self, batches: Sequence[Batch], source: Source) -> Append:
-        """One atomic append of checked batches. Raises TooLarge, BadBatch, Full, Stopped."""
+        """Append checked batches atomically. Raises TooLarge, BadBatch, Full, Stopped."""
         if self._extent.unfinished is not None:
             self._keeper.finish_opening()
         append = arrange(batches, source, self._tip(self._time()))
@@ -86,9 +87,11 @@ class Writer:
         return append
 
     def roll_by_age(self, now_ms: int) -> None:
-        """Closes the active segment where `roll_seconds` have passed since its first append, and begins another.
+        """Roll the active segment if `roll_seconds` have passed since its first append.
 
-        An empty one stays. May run in a worker, without appends meanwhile. Raises Stopped, Full.
+        An empty one stays.
+
+        May run in a worker while no append runs. Raises Stopped, Full.
         """
         seconds, active = self.options.roll_seconds, self._extent.active
         oldest_ms = active.oldest_ms if seconds else None
@@ -99,41 +102,43 @@ class Writer:
         self._snapshot_due = self._extent.end + self.options.state_bytes
 
     def append_slices(self, slices: Iterable[Batch], size_bound: int) -> Appended:
-        """One atomic append whose batches are written one after the other: an unfinished one is cut off again.
+        """Append batches one after the other as one atomic append; on an error all of it is truncated.
 
-        The batches follow each other in one stream, so they get one answer. Raises as `append`, and what `slices`
-        raises; nothing stays then.
+        The batches are consecutive batches of one producer and get one result. Raises as `append`, and what
+        `slices` raises.
         """
         work = self.before(size_bound)
         if work is not None:
             work()
         segment, time = self._extent.active, self._time()
-        size, tip = segment.size, self._tip(time)
-        first, runs, index = tip.ordinal, [], 0
+        size, position = segment.size, self._tip(time)
+        first, runs, index = position.ordinal, [], 0
         append = None
         try:
             for batch, last in _with_last(slices):
-                append = arrange([batch], PLAIN, tip, more_follows=not last)
+                append = arrange([batch], PLAIN, position, more_follows=not last)
                 self._write(append)
                 runs += [(index + record, offset) for record, offset in append.answers[0].positions]
                 index += batch.count
-                tip = tip._replace(offset=append.end, ordinal=append.end_ordinal)
+                position = position._replace(offset=append.end, ordinal=append.end_ordinal)
         except (JournalError, OSError):
             self._take_back(size)
             raise
         if append is None:
-            raise ValueError("an append of nothing")
+            raise ValueError("an empty append")
         self._advance(append)
         return Appended(runs, first, append.end, time)
 
     def snapshot(self) -> Snapshot:
-        """What all records so far taught; only to be written once they are forced."""
-        extent = self._extent
-        sources = dict(extent.sources.applied)
-        return Snapshot(extent.end, extent.end_ordinal, extent.append_time, sources, self._state.dump())
+        """Snapshot of all records so far; it must not be written before they are durable."""
+        segment_set = self._extent
+        sources = dict(segment_set.sources.applied)
+        return Snapshot(
+            segment_set.end, segment_set.end_ordinal, segment_set.append_time, sources, self._state.dump()
+        )
 
     def due_snapshot(self) -> Snapshot | None:
-        """A snapshot for the force that starts now, if enough was written since the last."""
+        """Snapshot for the fsync that starts now if enough was written since the last one, else None."""
         if self._extent.end < self._snapshot_due:
             return None
         self._snapshot_due = self._extent.end + self.options.state_bytes
@@ -143,8 +148,15 @@ class Writer:
         return max(self._extent.append_time, self._clock.wall_ms())
 
     def _tip(self, time: int) -> Tip:
-        extent = self._extent
-        return Tip(extent.log_id, extent.end, extent.end_ordinal, time, extent.epoch, extent.forced)
+        segment_set = self._extent
+        return Tip(
+            segment_set.log_id,
+            segment_set.end,
+            segment_set.end_ordinal,
+            time,
+            segment_set.epoch,
+            segment_set.forced,
+        )
 
     def _write(self, append: Append) -> None:
         try:
@@ -153,32 +165,32 @@ class Writer:
             raise self._keeper.fail(f"a write failed: {error}") from error
 
     def _advance(self, append: Append) -> None:
-        extent = self._extent
-        if extent.forced >= extent.end:
+        segment_set = self._extent
+        if segment_set.forced >= segment_set.end:
             self.dirty_since = self._clock.monotonic()
-        extent.append_time = append.controls[-1].append_time
-        with extent.lock:
-            extent.end_ordinal, extent.end = append.end_ordinal, append.end
+        segment_set.append_time = append.controls[-1].append_time
+        with segment_set.lock:
+            segment_set.end_ordinal, segment_set.end = append.end_ordinal, append.end
 
     def _note_source(self, source: Source) -> None:
         if source.kind not in (SOURCE_PLAIN, SOURCE_SUCCESSION):
-            extent = self._extent
-            key, place = (source.kind, source.id), (source.high, source.low)
-            with extent.lock:
-                extent.sources.note(key, place, extent.end, extent.forced)
+            segment_set = self._extent
+            key, position = (source.kind, source.id), (source.high, source.low)
+            with segment_set.lock:
+                segment_set.sources.note(key, position, segment_set.end, segment_set.forced)
 
     def _take_back(self, size: int) -> None:
-        """Cuts the active segment back to `size`; a log that is stopped leaves that to recovery."""
+        """Truncate the active segment to `size`; in a stopped log recovery does that."""
         if self._extent.stopped is not None:
             return
         try:
             self._extent.active.cut(size)
         except (OSError, Full) as error:
-            raise self._keeper.fail(f"an append could not be taken back: {error}") from error
+            raise self._keeper.fail(f"an append could not be undone: {error}") from error
 
 
 def _with_last(batches: Iterable[Batch]) -> Iterable[tuple[Batch, bool]]:
-    """Each batch, and whether it is the last one."""
+    """Yield each batch, and whether it is the last one."""
     before: Batch | None = None
     for batch in batches:
         if before is not None:
@@ -188,16 +200,11 @@ def _with_last(batches: Iterable[Batch]) -> Iterable[tuple[Batch, bool]]:
         yield before, True
 
 
-# How batches become one append: joined to control blocks, each closed by its control record. Pure.
-#
-# Blocks of clients are joined up to BLOCK_SIZE_MAX bytes, so that a turn's many small sends share a control record. A
-# control block that is one client's block keeps the checksum that was verified; a joined one is summed again.
-
 _NO_CRC: Final = -1
 
 
 class Tip(NamedTuple):
-    """Where the next append goes, and what its control records say of the log."""
+    """Position of the next append, and the log's fields in its block trailers."""
 
     log_id: int
     offset: int
@@ -208,7 +215,10 @@ class Tip(NamedTuple):
 
 
 class Append(NamedTuple):
-    """One vectored write: `buffers`, the `controls` among them, the answers, and where the log ends then."""
+    """An append that is ready to be written in one vectored write.
+
+    `trailers` are the block trailers among the `buffers`; `end` is the log's end after the append.
+    """
 
     buffers: list[Bytes]
     controls: list[Control]
@@ -218,7 +228,10 @@ class Append(NamedTuple):
 
 
 class _Growing:
-    """A control block that still takes blocks. `pieces`: (batch, first byte, next byte)."""
+    """A block that is being assembled from the producers' blocks.
+
+    `pieces`: (batch, first byte, end byte).
+    """
 
     __slots__ = ("count", "crc", "offset", "pieces", "size")
 
@@ -230,10 +243,11 @@ class _Growing:
         self.crc = _NO_CRC
 
     def takes(self, size: int) -> bool:
+        """True if a block of `size` bytes fits; the first always does."""
         return not self.size or self.size + size <= BLOCK_SIZE_MAX
 
     def add(self, batch: int, start: int, size: int, count: int, crc: int) -> bool:
-        """Takes a client's block; True if a contiguous run of its batch begins with it."""
+        """Add a producer's block; True if a contiguous run of its batch starts with it."""
         self.crc = _NO_CRC if self.size else crc
         self.size += size
         self.count += count
@@ -245,14 +259,17 @@ class _Growing:
 
 
 def size_bound(size_bytes: int) -> int:
-    """The most bytes that an append of `size_bytes` of records can take: two neighbours exceed BLOCK_SIZE_MAX."""
+    """Maximum size of an append of `size_bytes` of records with its block trailers."""
+    # Two adjacent blocks together exceed BLOCK_SIZE_MAX; otherwise they are joined.
     return size_bytes + CONTROL_SIZE * (2 * (size_bytes // BLOCK_SIZE_MAX) + 2)
 
 
 def arrange(batches: Sequence[Batch], source: Source, tip: Tip, *, more_follows: bool = False) -> Append:
-    """The append of `batches`, which have been checked; without batches, a control record alone.
+    """Build one append from checked batches; without batches, a block trailer alone.
 
-    `more_follows`: it is only a part of one. Raises BadBatch where a batch without blocks is not whole records.
+    The producers' blocks are joined up to BLOCK_SIZE_MAX bytes, so that many small sends share a block
+    trailer. `more_follows`: this is only a part of an append. Raises BadBatch if a batch without blocks is
+    not whole records.
     """
     if len(batches) == 1 and len(batches[0].blocks) == 1:
         return _arrange_block(batches[0], source, tip, more_follows)
@@ -264,36 +281,39 @@ def arrange(batches: Sequence[Batch], source: Source, tip: Tip, *, more_follows:
     for block in blocks:
         parts = [views[batch][start:end] for batch, start, end in block.pieces]
         more = more_follows or block is not blocks[-1]
-        control = Control(
+        trailer = Control(
             block.count, block.size, _crc(block, parts), tip.append_time, tip.epoch, tip.forced, ordinal,
             block.offset, more, *source,
         )  # fmt: skip
         buffers += parts
-        buffers.append(encode_control(tip.log_id, control))
-        controls.append(control)
+        buffers.append(encode_control(tip.log_id, trailer))
+        controls.append(trailer)
         ordinal += block.count
     end = controls[-1].next
-    answers = [
+    results = [
         Appended(runs, first, end, tip.append_time) for runs, first in zip(positions, firsts, strict=True)
     ]
-    return Append(buffers, controls, answers, end, ordinal)
+    return Append(buffers, controls, results, end, ordinal)
 
 
 def _arrange_block(batch: Batch, source: Source, tip: Tip, more_follows: bool) -> Append:
-    """One batch of one block, the most frequent append: the same as for many, in little more than half the time."""
+    """Build an append of one batch with one block, the most frequent case, in about half the time."""
     ((size, count, crc),) = batch.blocks
     numbers = (tip.append_time, tip.epoch, tip.forced, tip.ordinal, tip.offset)
-    control = Control(count, size, crc, *numbers, more_follows, *source)
+    trailer = Control(count, size, crc, *numbers, more_follows, *source)
     end = tip.offset + size + CONTROL_SIZE
     answer = Appended([(0, tip.offset)], tip.ordinal, end, tip.append_time)
-    buffers: list[Bytes] = [memoryview(batch.data)[:size], encode_control(tip.log_id, control)]
-    return Append(buffers, [control], [answer], end, tip.ordinal + count)
+    buffers: list[Bytes] = [memoryview(batch.data)[:size], encode_control(tip.log_id, trailer)]
+    return Append(buffers, [trailer], [answer], end, tip.ordinal + count)
 
 
 def _join(
     batches: Sequence[Batch], tip: Tip
 ) -> tuple[list[_Growing], list[list[tuple[int, int]]], list[int]]:
-    """The control blocks, and for each batch its (first record, offset) per run, and its first ordinal."""
+    """Join the batches to blocks.
+
+    Returns the blocks, and for each batch the (first record, offset) of its runs and its first ordinal.
+    """
     block = _Growing(tip.offset)
     blocks = [block]
     positions: list[list[tuple[int, int]]] = []
@@ -325,6 +345,7 @@ def _cut(batch: Batch) -> list[tuple[int, int, int]]:
 
 
 def _crc(block: _Growing, parts: Sequence[memoryview]) -> int:
+    """Checksum of a block. That of a single producer's block was verified and is reused."""
     if block.crc != _NO_CRC:
         return block.crc
     crc = 0

@@ -1,9 +1,9 @@
-"""What a producer hands over: records of one stream, cut into blocks that it has checksummed.
+"""Batches of records and their verification, and the results of an append and of a read.
 
-`verify_batch` proves every rule of docs/formats/record.md before the first byte is written, without an object
+`verify_batch` checks every rule of docs/formats/record.md before the first byte is written, without an object
 per record: a CRC-32 over each block (memory speed), and the headers either by columns, if all records have
-one size, or in one tight loop. The records' own checksums are proven by those who read them, unless
-`verify="records"` asks for it here.
+one size, or in one tight loop. The records' own checksums are checked by readers, or here with
+`verify="records"`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from journal.record.format import (
 )
 
 BLOCK_SIZE_MAX: Final = 64 << 10
-"""Bytes of records under one control record, unless one record alone is larger: what one bad bit can cost."""
+"""Maximum bytes of records in a block, except for a single larger record: what one wrong bit can cost."""
 
 BatchBlock = tuple[int, int, int]
 """(size in bytes, count of records, CRC-32) of one block."""
@@ -54,10 +54,10 @@ def verify_batch(
     verify: str = "blocks",
     record_size_max: int = RECORD_SIZE_MAX,
 ) -> None:
-    """Raises BadBatch unless `data` is `count` well-formed records with ids from (producer_id, sequence) on.
+    """Check that `data` is `count` well-formed records with ids from (producer_id, sequence) on.
 
-    `blocks` must cover `data` exactly; empty, the records are checked without them, and `cut_blocks` makes
-    them. `verify="records"` also proves each record's own checksum and the bounds of its attribute.
+    `blocks` must cover `data` exactly; if empty, they are made later by `split_blocks`. `verify="records"`
+    also checks each record's own checksum and the bounds of its attribute. Raises BadBatch.
     """
     size = len(data)
     _check_numbers(size, producer_id, sequence, count)
@@ -81,7 +81,9 @@ def verify_batch(
 
 
 def cut_blocks(data: Buffer, size_max: int = BLOCK_SIZE_MAX) -> list[BatchBlock]:
-    """Cuts whole records into blocks of at most `size_max` bytes (one record alone may be larger), with CRCs.
+    """Split whole records into blocks of at most `size_max` bytes, with CRCs.
+
+    A larger record has its own.
 
     Raises BadRecord if `data` is not whole records.
     """
@@ -113,7 +115,7 @@ def _check_numbers(size: int, producer_id: int, sequence: int, count: int) -> No
 
 
 def _check_blocks(data: Buffer, blocks: Sequence[BatchBlock], count: int, record_size_max: int) -> None:
-    """Sizes and counts add up, no block is too large, every CRC holds."""
+    """Check that sizes and counts match, that no block is too large, and every CRC."""
     view = memoryview(data)
     position = 0
     for number, (block_size, block_count, crc) in enumerate(blocks):
@@ -128,12 +130,13 @@ def _check_blocks(data: Buffer, blocks: Sequence[BatchBlock], count: int, record
         raise BadBatch(f"the blocks cover {position} bytes of {len(data)}")
     found = sum(block[1] for block in blocks)
     if found != count:
-        raise BadBatch(f"the blocks name {found} records, the batch {count}")
+        raise BadBatch(f"the blocks have {found} records, the batch {count}")
 
 
 def _check_headers(data: Buffer, blocks: Sequence[BatchBlock], first_id: int, record_size_max: int) -> None:
-    """One pass over the headers. A length moves the position and nothing else: beyond the end, the next
-    unpack or the comparison with the block's end refuses it."""
+    """Check all headers in one pass."""
+    # A wrong length only moves the position: the next unpack or the comparison with the block's end rejects
+    # it.
     unpack = _LENGTH_ID_FLAG.unpack_from
     position = end = 0
     length_max = record_size_max - HEADER_SIZE
@@ -154,15 +157,14 @@ def _check_headers(data: Buffer, blocks: Sequence[BatchBlock], first_id: int, re
 
 def _fault(position: int, id: int, found: int, flag: int, length: int, length_max: int) -> str:
     if found != id:
-        return f"the record at {position} has id {found:#x}, {id:#x} was to come"
+        return f"the record at {position} has id {found:#x}, {id:#x} was expected"
     if refused := flag & FLAG_REFUSED_MASK:
         return f"the record at {position} has flag bits {refused:#x} that a producer may not set"
     return f"the record at {position} has a body of {length} bytes, at most {length_max} are allowed"
 
 
 def _check_bodies(data: Buffer) -> None:
-    """Every record's own checksum, and that its attribute lies inside its body; the headers are checked
-    already."""
+    """Check every record's own checksum and attribute bounds; the headers have been checked."""
     view = memoryview(data)
     unpack = _LENGTH_CHECKSUM_FLAG.unpack_from
     position, size = 0, len(view)
@@ -179,16 +181,13 @@ def _check_bodies(data: Buffer) -> None:
         position += HEADER_SIZE + length
 
 
-# What goes into a log and what comes out of it: batches and their sources, answers, chunks.
-
-
 class Batch(NamedTuple):
     """Records of one producer for one partition, as one piece of bytes.
 
-    `blocks` is (bytes, count, CRC-32) for each run of whole records of at most BLOCK_SIZE_MAX bytes (one
-    larger record may stand alone); control records stand only at ends of blocks. Empty: the log cuts and
-    checksums itself. `sequence` is the first record's, `count` the number of records. `data` must not change
-    until append returns.
+    `blocks` has (bytes, count, CRC-32) for each run of whole records of at most BLOCK_SIZE_MAX bytes (one
+    larger record may be alone); block trailers are placed only at ends of blocks. Empty: the log splits and
+    checksums the records. `sequence` is that of the first record, `count` the number of records. `data` must
+    not change until append returns.
     """
 
     data: Buffer
@@ -199,10 +198,9 @@ class Batch(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where an append comes from, and its place there: `kind` and `id` name the source, (high, low) the
-    position.
+    """The origin of an append: `kind` and `id` name the source, (high, low) is the position in it.
 
-    Positions of one source only grow; `Log.applied` answers the highest. Kind 0 is a plain send, without
+    Positions of one source only grow; `Log.applied` returns the highest. Kind 0 is a plain send, without
     position.
     """
 
@@ -216,16 +214,19 @@ PLAIN = Source(SOURCE_PLAIN, 0, 0, 0)
 
 
 def succession(closed_id: int, successor_id: int, last_sequence: int) -> Source:
-    """The source that closes a producer id for good; `last_sequence` -1 if it never sent anything here."""
+    """Source that closes a producer id for good.
+
+    `last_sequence` is -1 if it never sent anything here.
+    """
     return Source(SOURCE_SUCCESSION, closed_id, successor_id, last_sequence + 1)
 
 
 class Appended(NamedTuple):
-    """The answer to one batch.
+    """Result of appending one batch.
 
-    `positions`: (index of the first record, its offset) for each contiguous run, since control records lie
-    between. `end_offset` is the end of the whole append: the batch survives a power cut once the log is
-    forced up to there. `append_time` in ms since 1970, never lower than that of an earlier append.
+    `positions`: (index of the first record, its offset) for each contiguous run; block trailers are between
+    them. `end_offset` is the end of the whole append: the batch is durable when the log is durable up to
+    there. `append_time` in ms since 1970, never lower than that of an earlier append.
     """
 
     positions: list[tuple[int, int]]
@@ -235,9 +236,9 @@ class Appended(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Whole control blocks from `start` to `next`; the reader skips to `skip_to` (`start <= skip_to`).
+    """Whole blocks from `start` to `next`; the reader skips to `skip_to` (`start <= skip_to`).
 
-    `data` is empty if the offset asked for is the end of what may be read; then `next` is that offset.
+    `data` is empty if the requested offset is the end of the readable log; `next` is then that offset.
     """
 
     start: int

@@ -1,10 +1,9 @@
-"""Control blocks: records and the control record that closes them, found in bytes that may be damaged or
-hostile.
+"""Blocks: records and their trailer, found in bytes that may be damaged or malicious.
 
-A payload may hold bytes that look like a control record, even one whose checksum and offset are right. So a
-control record counts only where the records before it, from a place that is known to be a block's start, tile
-exactly up to it. `blocks_of` goes from block to block that way; `find_next_control` gets back on the track
-behind damage, where no start is known.
+A payload may contain bytes that look like a block trailer, even with a correct checksum and offset. A trailer
+is therefore valid only if the records before it, from a known start of a block, end exactly where it starts.
+`blocks_of` reads block by block that way; `find_next_trailer` finds the next block after damage, where no
+start is known.
 """
 
 from __future__ import annotations
@@ -51,12 +50,15 @@ _LENGTH_ID_FLAG: Final = Struct(">I4xQI")
 
 LENGTH_MAX: Final = RECORD_SIZE_MAX - HEADER_SIZE
 BLOCK_SPAN_MAX: Final = RECORD_SIZE_MAX + CONTROL_SIZE
-"""No control block is longer: a search that saw so many bytes has seen its end."""
+"""No block is longer: a search over this many bytes has reached the block's end."""
 
 
 class Block(NamedTuple):
-    """One control block: `offset` of its first byte in the partition, `data` its records without the control
-    record (a view of what was given, valid as long as that is), `control` what closes it."""
+    """A block of records.
+
+    `offset` is that of its first byte in the partition; `data` its records without the trailer, a view of the
+    bytes passed to `blocks_of` and valid as long as they are; `control` its trailer.
+    """
 
     offset: int
     data: memoryview
@@ -64,34 +66,36 @@ class Block(NamedTuple):
 
     @property
     def next(self) -> int:
-        """The offset behind the control record."""
+        """Offset after the block trailer, where the next block starts."""
         return self.offset + len(self.data) + CONTROL_SIZE
 
 
 class Run(NamedTuple):
-    """`count` records of one producer with contiguous sequences, the first of them at `offset`."""
+    """`count` records of one producer with consecutive sequences, the first of them at `offset`."""
 
     producer_id: int
     first_sequence: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used here
     offset: int
 
 
 class Claim(NamedTuple):
-    """A control record found by search: its `position` in the bytes given. It claims the block before it."""
+    """A block trailer found by search, at `position` in the bytes passed.
+
+    It is not verified against its records.
+    """
 
     position: int
     control: Control
 
 
 def blocks_of(data: Buffer, offset: int, log_id: int, *, verify: bool = True) -> Iterator[Block]:
-    """The control blocks of `data`, whose first byte is a block's start and lies at `offset` of the
-    partition.
+    """Yield the blocks of `data`, which starts with a block at partition offset `offset`.
 
-    Always checked: tiling, the control record's own checksum, id, version, place, size, and that ordinals go
-    on from block to block. `verify=False` leaves out the CRC over the records. Raises Incomplete (`position`:
-    where the unfinished block begins) if the bytes end inside a block, else BadRecord, before the bad block
-    is given.
+    Always checked: record lengths, the trailer's own checksum, log id, version, offset and size, and that
+    ordinals continue from block to block. `verify=False` omits the CRC over the records. Raises, before the
+    invalid block is yielded, Incomplete (`position`: start of the unfinished block) if the bytes end inside a
+    block, else BadRecord.
     """
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     view = memoryview(plain).toreadonly()
@@ -99,27 +103,27 @@ def blocks_of(data: Buffer, offset: int, log_id: int, *, verify: bool = True) ->
     ordinal = -1
     while start < end:
         at = control_position(plain, start)
-        control = _checked(plain, start, at, offset, log_id)
-        if control.first_ordinal != ordinal and ordinal >= 0:
+        trailer = _checked(plain, start, at, offset, log_id)
+        if trailer.first_ordinal != ordinal and ordinal >= 0:
             raise BadRecord(
-                start, f"the block's first ordinal is {control.first_ordinal}, {ordinal} was to come"
+                start, f"the block's first ordinal is {trailer.first_ordinal}, {ordinal} was expected"
             )
         records = view[start:at]
-        if verify and crc32(records) != control.crc:
+        if verify and crc32(records) != trailer.crc:
             raise BadRecord(
-                start, f"the block of {control.size} bytes at offset {offset + start} fails its checksum"
+                start, f"the block of {trailer.size} bytes at offset {offset + start} fails its checksum"
             )
-        yield Block(offset + start, records, control)
-        ordinal = control.next_ordinal
+        yield Block(offset + start, records, trailer)
+        ordinal = trailer.next_ordinal
         start = at + CONTROL_SIZE
 
 
 def control_position(data: Bytes, start: int) -> int:
-    """Where the control record stands that closes the block at `start`: the first one in the chain of
-    lengths.
+    """Position of the trailer of the block at `start`: the first one in the chain of lengths.
 
-    Leading records of one size are passed by columns, the others walked. Raises Incomplete or BadRecord.
+    Raises Incomplete, BadRecord.
     """
+    # Leading records of one size are skipped by columns, the others one by one.
     position = start + _leading_size(data, start)
     unpack = _LENGTH_FLAG.unpack_from
     try:
@@ -128,19 +132,20 @@ def control_position(data: Bytes, start: int) -> int:
             if flag == FLAG_CONTROL:
                 return position
             if length > LENGTH_MAX:
-                raise BadRecord(start, f"the record at position {position} names a length of {length}")
+                raise BadRecord(
+                    start, f"the record at position {position} has an impossible length of {length}"
+                )
             position += HEADER_SIZE + length
     except StructError:
         if len(data) - start > BLOCK_SPAN_MAX:
-            raise BadRecord(start, f"no control record in {len(data) - start} bytes") from None
-        raise Incomplete(start, "no control record closes this block") from None
+            raise BadRecord(start, f"no block trailer in {len(data) - start} bytes") from None
+        raise Incomplete(start, "no block trailer closes this block") from None
 
 
 def runs(block: Block) -> list[Run]:
-    """The records of a block as runs of one producer with contiguous sequences. Fillers end a run and have
-    none.
+    """Split a block into runs of one producer with consecutive sequences. Fillers end a run.
 
-    Raises BadRecord if the block's records do not tile; a verified block's do.
+    Raises BadRecord if the record lengths do not match; those of a verified block do.
     """
     data = block.data
     size = len(data)
@@ -155,12 +160,12 @@ def runs(block: Block) -> list[Run]:
 
 
 def find_next_control(data: Buffer, start: int, *, offset: int, log_id: int) -> Claim | None:
-    """The first control record behind the damage at `start` that can be relied on; None if there is none.
+    """Find the first reliable block trailer after the damage at `start`; None if there is none.
 
-    `data[0]` lies at `offset`; `start` is where a block begins that is bad. A control record counts if its
-    own checksum holds, it stands where the block that it claims ends, and that block does not begin before
-    `start`. One that lies inside the block that a later one claims is part of a payload and passed over: so
-    the bytes up to BLOCK_SPAN_MAX behind `start` should be given, if there are as many.
+    `data[0]` has the offset `offset`; a damaged block starts at `start`. A trailer is reliable if its own
+    checksum is valid, it is at the end of the block that it describes, and that block does not start before
+    `start`. One inside the block of a later trailer is part of a payload and is ignored: pass at least
+    BLOCK_SPAN_MAX bytes after `start`, if available.
     """
     stack: list[Claim] = []
     for claim in controls_in(data, start, offset=offset, log_id=log_id):
@@ -176,8 +181,7 @@ def find_next_control(data: Buffer, start: int, *, offset: int, log_id: int) -> 
 
 
 def controls_in(data: Buffer, start: int, *, offset: int, log_id: int) -> Iterator[Claim]:
-    """Everything from `start` on that is a control record by its own checksum and place, forged ones
-    included."""
+    """Yield the block trailers from `start` on with valid checksum and position, even forged ones."""
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     mark = control_mark(log_id)
     found = plain.find(mark, start + CONTROL_MARK_POSITION)
@@ -190,32 +194,30 @@ def controls_in(data: Buffer, start: int, *, offset: int, log_id: int) -> Iterat
         ):
             continue
         try:
-            control = decode_control(plain, position, log_id)
+            trailer = decode_control(plain, position, log_id)
         except BadControl:
             continue
-        if control.end == offset + position and control.size <= RECORD_SIZE_MAX:
-            yield Claim(position, control)
+        if trailer.end == offset + position and trailer.size <= RECORD_SIZE_MAX:
+            yield Claim(position, trailer)
 
 
 def _checked(data: Bytes, start: int, at: int, offset: int, log_id: int) -> Control:
-    """The control record at `at`, which must name exactly the block from `start` to `at`."""
+    """Decode the trailer at `at`, which must describe exactly the block from `start` to `at`."""
     try:
-        control = decode_control(data, at, log_id)
+        trailer = decode_control(data, at, log_id)
     except BadRecord as error:
         raise error.at(start) from None
-    if control.size != at - start:
-        raise BadRecord(start, f"the control record covers {control.size} bytes, {at - start} are there")
-    if control.offset != offset + start:
-        raise BadRecord(start, f"the block is from offset {control.offset}, and stands at {offset + start}")
-    return control
+    if trailer.size != at - start:
+        raise BadRecord(start, f"the block trailer covers {trailer.size} bytes, the block has {at - start}")
+    if trailer.offset != offset + start:
+        raise BadRecord(start, f"the block is of offset {trailer.offset}, but is at {offset + start}")
+    return trailer
 
 
 def _leading_size(data: Bytes, start: int) -> int:
-    """Bytes from `start` on that are records of one size and kind, as far as columns tell: 0 if they are few.
-
-    The low byte of the flag belongs to the kind, so a control record ends the row even where its size is
-    theirs.
-    """
+    """Size of the leading records from `start` on that have one size and kind; 0 if they are few."""
+    # The low byte of the flag is part of the kind, so a trailer ends the sequence even if its size is the
+    # same.
     if len(data) - start < HEADER_SIZE or data[start + FLAG_LOW_POSITION] >= FLAG_CONTROL:
         return 0
     size = HEADER_SIZE + int(LENGTH.unpack_from(data, start)[0])
@@ -226,7 +228,10 @@ def _leading_size(data: Bytes, start: int) -> int:
 
 
 def _one_run(data: bytes, record_size: int, offset: int) -> Run | None:
-    """All records of one size as one run, by columns; None if they are not one."""
+    """Return all records of one size as one run, compared by columns.
+
+    None if they are not one run.
+    """
     size = len(data)
     if not same_length(data, 0, size, record_size) or not plain_flags(data, 0, size, record_size):
         return None

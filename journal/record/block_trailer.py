@@ -1,8 +1,9 @@
-"""The control record: it closes a block of records, in the same write, and vouches for every byte of it.
+"""The block trailer, which closes a block of records and has the checksum of all its bytes.
 
-A record of exactly 100 bytes: flag 0x40, the id of its log, a body of 80 bytes whose checksum is the
-header's. It says how many bytes and ordinals it covers, their CRC-32, and at which offset they begin, so that
-a block copied or moved to another place does not pass. docs/formats/record.md has the table.
+It is written in the same write as the block. It is a record of exactly 100 bytes: flag 0x40, the id of its
+log, and a body of 80 bytes whose checksum is in the header. It has the size, the ordinals, the CRC-32 and the
+offset of its block, so that a block copied or moved elsewhere is invalid. docs/formats/record.md, where it is
+called control record, has the table.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ CONTROL_BODY: Final = Struct(">HHIIIQIIQQQQQQ")
 CONTROL_SIZE: Final = HEADER_SIZE + CONTROL_BODY.size
 CONTROL_VERSION: Final = 1
 CONTROL_MARK: Final = Struct(">QI")
-"""Id and flag, as they stand side by side in a control record's header: what a search looks for."""
+"""Id and flag, adjacent in a trailer's header: the bytes that a search compares."""
 CONTROL_MARK_POSITION: Final = 8
 
 BIT_MORE_FOLLOWS: Final = 1
@@ -28,20 +29,23 @@ SOURCE_DELAY: Final = 2
 SOURCE_SCHEDULE: Final = 3
 SOURCE_SUCCESSION: Final = 4
 """No records: `source_id` is the producer id that is closed, `source_high` its successor, `source_low` its
-last sequence + 1 (0: it never sent)."""
+last sequence + 1 (0: it never sent).
+"""
 
 _BODY_SIZE: Final = CONTROL_BODY.size
 _LENGTH: Final = _BODY_SIZE.to_bytes(4, "big")
 _LAST: Final = FLAG_CONTROL.to_bytes(1, "big")
 _LAST_POSITION: Final = CONTROL_MARK.size - 1
 _RARE_SHIFT: Final = 10
-"""Rare is less than once in 1024 bytes: then one call for each costs less than the slow search."""
+"""A byte that occurs less than once in 1024 bytes is rare: one call per occurrence then costs less than the
+slow search.
+"""
 CONTROL_RECORD: Final = Struct(">IIQIHHIIIQIIQQQQQQ")
-"""Header and body in one: the fields of HEADER, then those of CONTROL_BODY."""
+"""Header and body in one: the fields of HEADER, then those of TRAILER_BODY."""
 
 
 class BadControl(BadRecord):
-    """No valid control record stands at `position`. `version` is set if a newer library wrote it."""
+    """No valid block trailer at `position`. `version` is set if a newer library wrote it."""
 
     def __init__(self, position: int, reason: str, version: int | None = None) -> None:
         super().__init__(position, reason)
@@ -52,11 +56,11 @@ class BadControl(BadRecord):
 
 
 class Control(NamedTuple):
-    """What a control record says of its block.
+    """Fields of a block trailer.
 
-    `records` counts ordinals, `size` bytes (all since the end of the control record before), `crc` is their
-    CRC-32, `append_time` in ms, `forced` the offset up to which the log was on the disk, `offset` where the
-    block begins. An append is the blocks up to the first whose `more_follows` is false.
+    `records` is the number of ordinals, `size` that of bytes since the previous trailer, `crc` their CRC-32,
+    `append_time` in ms, `durable_offset` that of the log when the block was written, `offset` the start of
+    the block. An append ends with the first block whose `more_follows` is false.
     """
 
     records: int
@@ -75,48 +79,46 @@ class Control(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset of the control record itself, which is where its block's records end."""
+        """Offset of the block trailer itself, which is the end of its records."""
         return self.offset + self.size
 
     @property
     def next(self) -> int:
-        """The offset behind the control record: where the next block begins."""
+        """Offset after the block trailer, where the next block starts."""
         return self.offset + self.size + CONTROL_SIZE
 
     @property
     def next_ordinal(self) -> int:
-        """The first ordinal of the next block."""
+        """First ordinal of the next block."""
         return self.first_ordinal + self.records
 
 
 def control_mark(log_id: int) -> bytes:
-    """The 12 bytes that every control record of this log has at CONTROL_MARK_POSITION."""
+    """The 12 bytes at TRAILER_KEY_POSITION of every block trailer of this log."""
     return CONTROL_MARK.pack(log_id, FLAG_CONTROL)
 
 
 def holds_control_header(data: bytes | bytearray, log_id: int) -> bool:
-    """True if a control record of this log may begin in `data`, at whatever place: its header stands there.
-
-    The mark is mostly zeros, over which a search for it is slow: so its last byte is looked for as long as that is
-    rare, as it is in zeros and in text.
-    """
+    """True if a block trailer of this log may start anywhere in `data`: its header is there."""
+    # The header bytes are mostly zeros, for which the search is slow. Its last byte is searched instead as
+    # long as that byte is rare, as it is in zeros and in text.
     mark = control_mark(log_id)
     start, patience = CONTROL_MARK_POSITION, len(data) >> _RARE_SHIFT
     while True:
         if patience >= 0:
-            place = data.find(_LAST, start + _LAST_POSITION) - _LAST_POSITION
+            position = data.find(_LAST, start + _LAST_POSITION) - _LAST_POSITION
             patience -= 1
         else:
-            place = data.find(mark, start)
-        if place < 0:
+            position = data.find(mark, start)
+        if position < 0:
             return False
-        if data.startswith(mark, place) and data.startswith(_LENGTH, place - CONTROL_MARK_POSITION):
+        if data.startswith(mark, position) and data.startswith(_LENGTH, position - CONTROL_MARK_POSITION):
             return True
-        start = place + 1
+        start = position + 1
 
 
 def encode_control(log_id: int, control: Control) -> bytes:
-    """The CONTROL_SIZE bytes of `control`, header included."""
+    """Encode a block trailer with its header: TRAILER_SIZE bytes."""
     body = CONTROL_BODY.pack(
         CONTROL_VERSION,
         BIT_MORE_FOLLOWS if control.more_follows else 0,
@@ -137,29 +139,32 @@ def encode_control(log_id: int, control: Control) -> bytes:
 
 
 def decode_control(data: Buffer, position: int, log_id: int) -> Control:
-    """The control record at `position`. Raises BadControl, or Incomplete if the bytes end inside it."""
+    """Decode the block trailer at `position`.
+
+    Raises BadBlockTrailer, or Incomplete if the bytes end inside it.
+    """
     end = position + CONTROL_SIZE
     if end > len(data):
-        raise Incomplete(position, "the bytes end inside a control record")
-    (length, checksum, id, flag, version, bits, records, size, crc, append_time, epoch, kind, forced, ordinal,
+        raise Incomplete(position, "the bytes end inside a block trailer")
+    (length, checksum, id, flag, version, bits, records, size, crc, append_time, epoch, kind, durable, ordinal,
      offset, source_id, source_high, source_low) = CONTROL_RECORD.unpack_from(data, position)  # fmt: skip
     if flag != FLAG_CONTROL or length != _BODY_SIZE:
-        raise BadControl(position, f"flag {flag:#x} and length {length} are no control record's")
+        raise BadControl(position, f"flag {flag:#x} and length {length} are not a block trailer's")
     if id != log_id:
-        raise BadControl(position, f"the control record is of log {id:#x}, this is log {log_id:#x}")
+        raise BadControl(position, f"the block trailer is of log {id:#x}, this is log {log_id:#x}")
     if crc32(memoryview(data)[position + HEADER_SIZE : end]) != checksum:
-        raise BadControl(position, "the control record fails its own checksum")
+        raise BadControl(position, "the block trailer fails its own checksum")
     if version != CONTROL_VERSION:
-        raise BadControl(position, f"control version {version}, {CONTROL_VERSION} is known", version)
+        raise BadControl(position, f"block trailer version {version}, {CONTROL_VERSION} is known", version)
     if bits & ~BIT_MORE_FOLLOWS:
-        raise BadControl(position, f"unknown control bits {bits:#x}")
+        raise BadControl(position, f"unknown block trailer bits {bits:#x}")
     return Control(
         records,
         size,
         crc,
         append_time,
         epoch,
-        forced,
+        durable,
         ordinal,
         offset,
         bits == BIT_MORE_FOLLOWS,

@@ -1,9 +1,15 @@
-"""Headers of records of one size, compared a byte column at a time.
+"""The record format: a header of 20 bytes and a body. Described in docs/formats/record.md.
 
-Where every record of a run has the same size, the n-th byte of all headers is one strided slice, and a rule
-for a thousand records is a few comparisons of a thousand bytes. The slices are taken of `bytes` or
-`bytearray`: striding a memoryview is slower by a factor of nine. Each function covers the records of
-`data[start:end]`, which the caller knows to be a whole number of `size` bytes each, at least HEADER_SIZE.
+    length u32 | checksum u32 | id u64 | flag u32 | [attribute size u32 | attribute] payload
+
+All numbers are big-endian. `checksum` is the CRC-32 of the body (with the attribute's size word). `id` is a
+producer id (40 bits, never 0) and a sequence (24 bits). Lengths are checked against the available bytes
+before they are used; anything invalid raises `BadRecord` and nothing else.
+
+The functions from `sizes_are_equal` on check records of one size by columns: the n-th byte of all headers is one
+strided slice, and a rule for a thousand records is a few comparisons of a thousand bytes. They need `bytes`
+or `bytearray`: striding a memoryview is nine times slower. Each covers the records of `data[start:end]`,
+which must be a whole number of `size` bytes each, at least HEADER_SIZE.
 """
 
 from __future__ import annotations
@@ -15,14 +21,6 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal.errors import JournalError, TooLarge
-
-# The record: a header of 20 bytes and a body. docs/formats/record.md is the page of this format.
-#
-#     length u32 | checksum u32 | id u64 | flag u32 | [attribute size u32 | attribute] payload
-#
-# All numbers are big-endian. `checksum` is the CRC-32 of the body (the attribute's size word included). `id` is
-# a producer id (40 bits, never 0) and a sequence (24 bits). Nothing here trusts a length before it has compared
-# it with the bytes that are there; what does not add up raises `BadRecord` and nothing else.
 
 Buffer = bytes | bytearray | memoryview
 
@@ -47,18 +45,17 @@ FLAG_REFUSED_MASK: Final = 0xFFFF_FFFF ^ FLAG_CLIENT_MASK
 SEQUENCE_BITS: Final = 24
 SEQUENCE_MASK: Final = (1 << SEQUENCE_BITS) - 1
 SEQUENCE_COUNT: Final = 1 << SEQUENCE_BITS
-"""Sequences of one producer id; a batch never straddles this limit."""
+"""Sequences of one producer id; a batch never crosses this limit."""
 PRODUCER_ID_MAX: Final = (1 << 40) - 1
 LEASED_ID_FIRST: Final = 16
 """Producer ids below are the broker's own, never leased; what they name is not one record of a log alone."""
 
 RECORD_SIZE_MAX: Final = 64 << 20
-"""No record, header included, is larger: a damaged length cannot make a reader ask for gigabytes."""
+"""Maximum size of a record with its header: a damaged length cannot make a reader request gigabytes."""
 
 
 class BadRecord(JournalError):
-    """Bytes that are not what the format says. `position` counts from the start of the bytes that were
-    given."""
+    """Bytes that violate the format. `position` is relative to the start of the bytes passed."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(f"at position {position}: {reason}")
@@ -66,16 +63,16 @@ class BadRecord(JournalError):
         self.reason = reason
 
     def at(self, position: int) -> BadRecord:
-        """The same fault, told of another position."""
+        """Return the same error with another position."""
         return type(self)(position, self.reason)
 
 
 class Incomplete(BadRecord):
-    """The bytes end before what begins at `position` does; with more of them it may be whole."""
+    """The bytes end inside the item at `position`; with more bytes it may be valid."""
 
 
 class Record(NamedTuple):
-    """One record where it lies: `position` of its header in the bytes given, `size` with the header."""
+    """Header of a record: its `position` in the bytes passed, `size` including the header."""
 
     position: int
     size: int
@@ -85,33 +82,38 @@ class Record(NamedTuple):
 
 
 def make_id(producer_id: int, sequence: int) -> int:
-    """The id of a record; the caller keeps both inside their 40 and 24 bits."""
+    """Return a record's id; the arguments must fit 40 and 24 bits."""
     return producer_id << SEQUENCE_BITS | sequence
 
 
 def split_id(id: int) -> tuple[int, int]:
-    """(producer id, sequence) of a record's id; of a log's id: (incarnation of the topic, partition)."""
+    """(producer id, sequence) of a record's id.
+
+    Of a log's id: (incarnation of the topic, partition).
+    """
     return id >> SEQUENCE_BITS, id & SEQUENCE_MASK
 
 
 def make_log_id(incarnation: int, partition: int) -> int:
-    """The id that a log's own records (control, filler) carry."""
+    """Return the id of the log's own records (block trailers, fillers)."""
     return incarnation << SEQUENCE_BITS | partition
 
 
 def tag_hash(tag: str) -> int:
-    """The 16 bits of a tag in the flag: 0 means no tag, so a tag whose hash is 0 takes 1. "" is no tag."""
+    """Hash of a tag, 16 bits of the flag. 0 means no tag, so that a hash of 0 is replaced by 1.
+
+    "" is no tag.
+    """
     return crc32(tag.encode()) & 0xFFFF or 1 if tag else 0
 
 
 def tag_flag(tag: str) -> int:
-    """The tag's hash at its place in the flag."""
+    """Hash of a tag, shifted to its bits in the flag."""
     return tag_hash(tag) << FLAG_TAG_SHIFT
 
 
 def make_record(payload: Buffer, id: int, flag: int = 0, attribute: bytes | None = None) -> bytes:
-    """One record. With an `attribute` (bytes, opaque here) its flag bit is set; None means that there is
-    none.
+    """Encode a record. An `attribute` (opaque bytes) sets its flag bit; None: no attribute.
 
     Raises TooLarge above RECORD_SIZE_MAX.
     """
@@ -127,8 +129,7 @@ def make_record(payload: Buffer, id: int, flag: int = 0, attribute: bytes | None
 
 
 def make_filler(log_id: int, size: int, count: int) -> bytes:
-    """A record of `size` bytes that stands for `count` ordinals of which nothing is left. Its body is
-    zeros."""
+    """Encode a record of `size` bytes of zeros that replaces `count` lost ordinals."""
     if size < HEADER_SIZE:
         raise ValueError(f"a filler needs {HEADER_SIZE} bytes, {size} are there")
     return HEADER.pack(size - HEADER_SIZE, count, log_id, FLAG_FILLER) + bytes(size - HEADER_SIZE)
@@ -147,7 +148,10 @@ def split_body(body: memoryview, flag: int) -> tuple[memoryview | None, memoryvi
 
 
 def walk(data: Buffer) -> list[int]:
-    """The position of every record in `data`, which must hold whole records only. Raises BadRecord."""
+    """Return the position of every record in `data`, which must be whole records.
+
+    Raises BadRecord.
+    """
     positions = []
     position, end = 0, len(data)
     unpack = LENGTH.unpack_from
@@ -163,8 +167,10 @@ def walk(data: Buffer) -> list[int]:
 
 
 def records_of(data: Buffer) -> Iterator[Record]:
-    """Every record of `data` in turn, bounds checked, bodies not. Raises BadRecord at the first that is
-    bad."""
+    """Yield the header of every record of `data`; bounds are checked, bodies are not.
+
+    Raises BadRecord at the first invalid record.
+    """
     position, end = 0, len(data)
     while position < end:
         if end - position < HEADER_SIZE:
@@ -180,13 +186,13 @@ def records_of(data: Buffer) -> Iterator[Record]:
 
 
 def body_holds(data: Buffer, record: Record) -> bool:
-    """True if the body of `record` in `data` has the checksum that its header names."""
+    """True if the body of `record` in `data` has the checksum in its header."""
     body = memoryview(data)[record.position + HEADER_SIZE : record.position + record.size]
     return crc32(body) == record.checksum
 
 
 COLUMNS_COUNT_MIN: Final = 32
-"""Below this count a loop over the headers is as fast as a dozen slices."""
+"""Below this count a loop over the headers is as fast as the column slices."""
 
 _LENGTH: Final = range(0, 4)
 _PRODUCER: Final = range(8, 13)
@@ -200,15 +206,17 @@ Bytes = bytes | bytearray
 
 
 def same_length(data: Bytes, start: int, end: int, size: int) -> bool:
-    """True if each header names a length that makes a record of `size` bytes."""
+    """True if the length in each header makes a record of `size` bytes."""
     count = (end - start) // size
     length = (size - HEADER_SIZE).to_bytes(4, "big")
     return all(data[start + n : end : size] == length[n : n + 1] * count for n in _LENGTH)
 
 
 def leading(data: Bytes, start: int, end: int, size: int) -> int:
-    """How many records from `start` on have this size and the first one's low byte of the flag, as long as
-    their headers begin before `end`."""
+    """Number of leading records with this size and the same low byte of the flag.
+
+    Headers start before `end`.
+    """
     count = (end - start + size - 1) // size
     for n in (*_LENGTH, FLAG_LOW_POSITION):
         column = data[start + n : end : size]
@@ -220,8 +228,7 @@ def leading(data: Bytes, start: int, end: int, size: int) -> int:
 
 
 def contiguous(data: Bytes, start: int, end: int, size: int, first_id: int) -> bool:
-    """True if the ids count up by one from `first_id`; the caller has checked that sequences do not
-    overflow."""
+    """True if the ids count up by one from `first_id`; sequences must not overflow."""
     count = (end - start) // size
     id = first_id.to_bytes(8, "big")
     for n in _PRODUCER:
@@ -243,7 +250,7 @@ def client_flags(data: Bytes, start: int, end: int, size: int) -> bool:
 
 
 def plain_flags(data: Bytes, start: int, end: int, size: int) -> bool:
-    """True if no record is a filler or a control record."""
+    """True if no record is a filler or a block trailer."""
     return not data[start + FLAG_LOW_POSITION : end : size].translate(None, _EVERY_BYTE[:0x20])
 
 

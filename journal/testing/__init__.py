@@ -1,4 +1,4 @@
-"""For tests: a disk and a clock in memory, faults, and the states that a power cut could leave."""
+"""For tests: a simulated disk and clock, injected faults, and the states after a power loss."""
 
 from journal.clock import SimulatedClock
 from journal.testing.faults import Faults

@@ -1,7 +1,7 @@
-"""Which call fails, and how: the Nth of a kind, from a place on, or all of them; and which calls are slow.
+"""Fault injection for a simulated disk: which calls fail, and how; and which calls are slow.
 
-Kinds: open, create, read, write, truncate, force, folder (make, remove), rename, unlink, force_folder, sync,
-list, size, lock.
+Kinds of calls: open, create, read, write, truncate, force, folder (make, remove), rename, unlink,
+force_folder, sync, list, size, lock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ OPENS = frozenset({"open", "create", "lock"})
 
 @dataclass
 class Fault:
-    """One rule: calls `first` to `last` (from 1, from when the rule was made; None: for ever) fail."""
+    """One rule: calls `first` to `last` fail, counted from 1 since the rule was made.
+
+    `last` None: all later ones.
+    """
 
     kind: str
     first: int
@@ -44,10 +47,10 @@ class Fault:
     short: int | None = None
     seen: int = 0
     hit: int = 0
-    """How often it has struck."""
+    """Number of failed calls."""
 
     def strikes(self, kind: str, path: str) -> bool:
-        """Counts a call; True if it is one of those that fail."""
+        """Count a call; True if it must fail."""
         if kind != self.kind or self.path not in path:
             return False
         self.seen += 1
@@ -57,22 +60,22 @@ class Fault:
 
 
 class Faults:
-    """The faults of one disk. Nothing fails until a rule is made."""
+    """The faults of one disk. Nothing fails until a rule is added."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        """Calls so far, by kind, failed ones too."""
+        """Number of calls by kind, including failed ones."""
         self.before: Callable[[str, str], None] | None = None
-        """Called with kind and path before every call: a slow disk sleeps, waits or moves a clock here."""
+        """Called with kind and path before every call: a slow disk sleeps, waits or advances a clock here."""
         self._rules: list[Fault] = []
 
     def fail(
         self, kind: str, *, nth: int = 1, times: int | None = 1, error: int = errno.EIO, path: str = ""
     ) -> Fault:
-        """From the `nth` call of `kind` on (whose path has `path` in it), `times` calls fail with `error`.
+        """Let `times` calls of `kind` fail with `error`, from the `nth` on whose path contains `path`.
 
-        A failed force of a file loses what it should have forced, and the next one says ok, as Linux does.
-        `times=None`: all later ones fail. Raises `ValueError` for a kind of call that there is not.
+        A failed fsync of a file loses its data, and the next one succeeds, as on Linux. `times=None`: all
+        later calls fail. Raises `ValueError` for an unknown kind.
         """
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is no call of a disk: {', '.join(sorted(KINDS))}.")
@@ -81,18 +84,19 @@ class Faults:
         return rule
 
     def short_write(self, size: int, *, nth: int = 1, times: int | None = 1, path: str = "") -> Fault:
-        """The `nth` write takes only `size` bytes and says so."""
+        """Let writes from the `nth` on accept only `size` bytes, and return that number."""
         rule = Fault("write", nth, None if times is None else nth + times - 1, 0, path, size)
         self._rules.append(rule)
         return rule
 
     def clear(self) -> None:
-        """Nothing fails any more."""
+        """Remove all rules."""
         self._rules.clear()
 
     def check(self, kind: str, path: str) -> int | None:
-        """Counts a call; raises what it must fail with. A write gets the count of bytes to take, if it is
-        short.
+        """Count one call and raise the injected error, if any.
+
+        For a short write, return how many bytes to accept.
         """
         if self.before is not None:
             self.before(kind, path)

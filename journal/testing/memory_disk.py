@@ -1,8 +1,10 @@
-"""What a simulated file holds: the bytes that readers see, the bytes on the platter, and the way between.
+"""A simulated disk in memory, and the states in which a power loss could leave it.
 
-A disk writes whole sectors of 512 bytes, each of them when it likes, as the page cache held it at that
-moment. So what a power cut leaves of a sector is one of its *versions*: as it was forced last, or as it stood
-after any later write. The size is one of those that the file had since. Nothing is assumed about order.
+A disk writes whole sectors of 512 bytes, each at any time, as the page cache had them at that moment. A power
+loss therefore leaves one of the *versions* of each sector: as of the last fsync, or after any later write.
+The file size is one of those since the last fsync. The entries of a folder are durable only after an fsync of
+that folder; until then each create, rename or removal may or may not be on the disk, in any combination, but
+each operation is atomic. No order is assumed.
 """
 
 from __future__ import annotations
@@ -23,13 +25,18 @@ from journal.testing.faults import Faults
 
 SECTOR_BYTES = 512
 PAGE_BYTES = 4096
-"""A growing write moves the file's size page by page, so a cut may leave any of those sizes."""
+"""A write that extends a file changes its size page by page, so that a power loss may leave any of those
+sizes.
+"""
 
 Data: TypeAlias = bytes | bytearray
 
 
 class Change(NamedTuple):
-    """One unforced call on a file: `data` written at `position`, or (None) the file set to that size."""
+    """One change of a file that is not durable yet.
+
+    `data` is written at `position`; None: the size is set to `position`.
+    """
 
     number: int
     position: int
@@ -37,7 +44,7 @@ class Change(NamedTuple):
 
 
 class Version(NamedTuple):
-    """A sector's 512 bytes as they stood after change `number` (0: as forced last)."""
+    """The 512 bytes of a sector after change `number` (0: as of the last fsync)."""
 
     number: int
     data: bytes
@@ -46,9 +53,9 @@ class Version(NamedTuple):
 class Content:
     """The bytes of one file.
 
-    `data` is what readers see. `durable` is what is on the platter. `pending` are the changes since the last
-    force. `lost` are the sectors whose force failed: readers see one thing, the platter holds another, and
-    the system calls them clean.
+    `data` is what readers see, `durable` what is on the disk, `pending` the changes since the last fsync.
+    `lost` are the sectors whose fsync failed: readers see other bytes than the disk has, and the system
+    considers them clean.
     """
 
     __slots__ = ("_image", "data", "durable", "errors", "lost", "pending", "reported")
@@ -59,13 +66,13 @@ class Content:
         self.pending: list[Change] = []
         self.lost: set[int] = set()
         self.errors = 0
-        """Forces that lost bytes."""
+        """Fsyncs that lost bytes."""
         self.reported = 0
-        """Of those, how many somebody was told of: who opens the file later hears only of the others."""
+        """Number of those errors that were reported; a file opened later reports only the others."""
         self._image: ContentImage | None = None
 
     def write(self, number: int, data: bytes, position: int) -> None:
-        """Readers see `data` at `position` from now on; between the old end and `position` are zeros."""
+        """Write `data` at `position`; a gap after the old end is filled with zeros."""
         content = self._own()
         if position > len(content):
             content.extend(bytes(position - len(content)))
@@ -74,13 +81,16 @@ class Content:
         self._image = None
 
     def truncate(self, number: int, size: int) -> None:
-        """Readers see `size` bytes from now on: cut, or grown with zeros."""
+        """Truncate the file to `size` bytes, or extend it with zeros."""
         _resize(self._own(), size)
         self.pending.append(Change(number, size, None))
         self._image = None
 
     def force(self) -> None:
-        """Everything pending reaches the platter. Sectors lost before do only if they were written again."""
+        """Make everything pending durable.
+
+        Lost sectors become durable only if they were written again.
+        """
         if not self.pending:
             return
         self._image = None
@@ -100,14 +110,17 @@ class Content:
         self.pending = []
 
     def lose(self) -> None:
-        """A force fails: nothing pending reaches the platter, and the system calls it clean all the same."""
+        """Let an fsync fail.
+
+        Nothing pending becomes durable, and the system considers it clean all the same.
+        """
         self.lost |= _touched(len(self.durable), self.pending)
         self.pending = []
         self.errors += 1
         self._image = None
 
     def image(self) -> ContentImage:
-        """This moment, kept: it does not change when the file goes on."""
+        """Return an immutable image of the current state."""
         if self._image is None:
             self.durable = bytes(self.durable)
             seen = bytes(self.data) if self.lost and self.pending else b""
@@ -115,7 +128,7 @@ class Content:
         return self._image
 
     def damage(self, position: int, data: bytes) -> None:
-        """Rot: the bytes change on the platter and for readers, and nobody is told."""
+        """Change bytes for readers and on the disk, without an error."""
         for name in ("data", "durable"):
             content = bytearray(getattr(self, name))
             content[position : position + len(data)] = data
@@ -129,7 +142,7 @@ class Content:
 
 
 class ContentImage:
-    """A file at one moment, and what a power cut then could leave of it."""
+    """A file at one moment, and the contents that a power loss could leave of it."""
 
     def __init__(
         self,
@@ -145,18 +158,18 @@ class ContentImage:
         self._versions: dict[int, list[Version]] | None = None
         self._sizes: list[tuple[int, int]] = []
         self.contents: dict[tuple[int, ...], tuple[bytes, bytes]] = {}
-        """Contents built before, by their choices, with their digests: the enumerator's memory."""
+        """Contents already built, by their choices, with their digests."""
 
     @property
     def versions(self) -> dict[int, list[Version]]:
-        """The versions of every sector that has more than one, in the order in which they came to be."""
+        """Versions of every sector that has more than one, oldest first."""
         if self._versions is None:
             self._versions, self._sizes = self._replay()
         return self._versions
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """(change number, size in bytes) of every size that a cut may leave, the forced one first."""
+        """(change number, size in bytes) of each size after a power loss, the durable one first."""
         if self._versions is None:
             self._versions, self._sizes = self._replay()
         return self._sizes
@@ -182,7 +195,10 @@ class ContentImage:
         return {sector: list_ for sector, list_ in versions.items() if len(list_) > 1}, _distinct(sizes)
 
     def _show_lost(self, cache: bytearray) -> None:
-        """Sectors that a failed force lost stand in the cache as they were written, under what came later."""
+        """Copy sectors lost by a failed fsync to the cache as they were written.
+
+        Pending changes are applied on top.
+        """
         for sector in self._lost:
             first = sector * SECTOR_BYTES
             shown = self._seen[first : first + SECTOR_BYTES]
@@ -204,7 +220,7 @@ class ContentImage:
 
 
 def _pages_between(before: int, after: int) -> range:
-    """The page boundaries that a file passes as it grows."""
+    """Page boundaries that a file passes as it grows."""
     return range((before // PAGE_BYTES + 1) * PAGE_BYTES, after, PAGE_BYTES)
 
 
@@ -224,7 +240,7 @@ def _resize(content: bytearray, size: int) -> None:
 
 
 def _sectors(size_before: int, change: Change) -> range:
-    """The sectors whose bytes a change may alter."""
+    """Sectors whose bytes a change may modify."""
     if change.data is None:
         return range(change.position // SECTOR_BYTES, -(-size_before // SECTOR_BYTES))
     return range(change.position // SECTOR_BYTES, -(-(change.position + len(change.data)) // SECTOR_BYTES))
@@ -238,39 +254,38 @@ def _touched(size: int, changes: list[Change]) -> set[int]:
     return touched
 
 
-# A disk in memory that forgets what was not forced.
-#
-# It behaves to its user as `RealDisk` does, and keeps apart what readers see and what is on the platter.
-# `crash` makes the disk that a power cut could leave; `journal.testing.memory_disk` enumerates them all. `faults`
-# makes calls fail, `after` is told of every call that changed something: the boundaries at which the power may
-# go.
-
 SPACE_BYTES = 1 << 40
-"""What an unlimited simulated disk says is free."""
+"""Free space of a simulated disk without a limit."""
 
 
 class SimulatedDisk:
-    """`journal.disk.Disk` in memory. May be used from several threads."""
+    """A `journal.disk.Disk` in memory that separates what readers see from what is durable.
+
+    Thread-safe.
+
+    `crash` returns a disk as a power loss could leave it; `crash_states` enumerates all such disks. `faults`
+    makes calls fail; `after` is called after each change: the moments at which power can be lost.
+    """
 
     def __init__(self, *, space_bytes: int | None = None, descriptors_max: int | None = None) -> None:
         self.faults = Faults()
         self.after: Callable[[str, str], None] | None = None
         """Called with kind and path after each call that changed something."""
         self.space_bytes = space_bytes
-        """Bytes that all files together may have; None: no limit."""
+        """Maximum bytes of all files together; None: no limit."""
         self.descriptors_max = descriptors_max
-        """Files that may be open at once; None: no limit."""
+        """Maximum number of open files; None: no limit."""
         self.is_cached = True
-        """False: `pread_cached` would block, always."""
+        """If False, `pread_cached` always returns None."""
         self.closed_unforced: list[str] = []
-        """Paths of files that were closed when they had unforced bytes: their errors would be lost."""
+        """Paths of files that were closed with bytes that were not durable: their errors would be lost."""
         self.open_files: set[SimulatedFile] = set()
         self.digest = b""
-        """Names the state, of a disk that a power cut left: equal digests, equal names and bytes."""
+        """Identifies the state of a disk after a power loss: equal digests mean equal names and bytes."""
         self.tree = Tree()
         self.mutex = threading.RLock()
         self.number = 0
-        """Counts the calls that changed something."""
+        """Number of calls that changed something."""
         self._locks: set[str] = set()
         self._sync_errors = 0
 
@@ -343,10 +358,10 @@ class SimulatedDisk:
         return anchor
 
     def sync_file_system(self, anchor: File) -> None:
-        """Forces everything. A fault "sync" loses the bytes of the files that its rule's `path` names.
+        """Fsync everything. A fault "sync" loses the bytes of the files matched by its rule's `path`.
 
-        As on Linux: the call fails once, the next one says ok, and only each file's own force tells whose are
-        gone.
+        As on Linux: the call fails once, the next one succeeds, and only each file's own fsync reports lost
+        bytes.
         """
         if not isinstance(anchor, SimulatedFile):
             raise TypeError("the anchor must come from open_anchor of this disk")
@@ -384,21 +399,22 @@ class SimulatedDisk:
         return SimulatedLock(self._locks, path)
 
     def crash(self, generator: random.Random | None = None, *, keep: str = "some") -> SimulatedDisk:
-        """The disk after a power cut now: `keep` "nothing" of what is unforced, "everything", or a random
-        "some".
+        """Return the disk after a power loss now.
+
+        `keep`: "nothing" of what is not durable, "everything", or "some", chosen by `generator`.
         """
         return Moment(self).crash(generator, keep)
 
     def read_file(self, path: str) -> bytes:
-        """All bytes of a file as readers see them, past faults and counts."""
+        """Return the bytes of a file as readers see them, without faults and counters."""
         return bytes(self.tree.file(path).data)
 
     def durable_file(self, path: str) -> bytes:
-        """The bytes of a file that are on the platter."""
+        """Return the durable bytes of a file."""
         return bytes(self.tree.file(path).durable)
 
     def write_file(self, path: str, data: bytes) -> None:
-        """Puts a whole file in place, durably: a test's own doing, past faults and counts."""
+        """Write a whole file durably, without faults and counters."""
         with self.mutex:
             if self.exists(path):
                 self.tree.remove(self.next_number(), path)
@@ -406,27 +422,27 @@ class SimulatedDisk:
             self.tree.force(None)
 
     def damage(self, path: str, position: int, data: bytes) -> None:
-        """Rot: overwrites bytes for readers and on the platter, and tells nobody."""
+        """Overwrite bytes for readers and on the disk, without an error."""
         self.tree.file(path).damage(position, data)
 
     def all_files(self) -> Sequence[tuple[str, Content]]:
-        """Every file by path, and those that have no name any more but are open."""
+        """Every file by path, and open files without a name."""
         named = [(path, node) for path, node in walk(self.tree.root) if isinstance(node, Content)]
         known = {id(content) for _, content in named}
         orphans = {id(file.content): (file.path, file.content) for file in self.open_files}
         return named + [found for key, found in orphans.items() if key not in known]
 
     def used_bytes(self) -> int:
-        """The bytes of all files."""
+        """Bytes of all files."""
         return sum(len(content.data) for _, content in self.all_files())
 
     def next_number(self) -> int:
-        """The number of the change that is about to be made."""
+        """Number of the next change."""
         self.number += 1
         return self.number
 
     def changed(self, kind: str, path: str) -> None:
-        """Tells whoever listens."""
+        """Call `after`."""
         if self.after is not None:
             self.after(kind, path)
 
@@ -443,7 +459,7 @@ class SimulatedDisk:
 
 
 class SimulatedFile:
-    """`journal.disk.File` of a `SimulatedDisk`."""
+    """A `journal.disk.File` of a `SimulatedDisk`."""
 
     def __init__(self, disk: SimulatedDisk, content: Content, path: str, writable: bool) -> None:
         self.path = path
@@ -547,16 +563,9 @@ class SimulatedLock:
         self._locks.discard(self._path)
 
 
-# The folders of a simulated disk: what is seen, what is on the platter, and the entries on the way.
-#
-# A folder's entries are durable only after a force of that folder. Until then each create, rename or removal
-# may or may not have reached the platter, in any combination: no order is assumed, but one operation is atomic,
-# a rename too.
-
-
 @dataclass(eq=False)
 class Folder:
-    """A folder: the entries that are seen, and those on the platter."""
+    """A folder: its visible entries, and the durable ones."""
 
     entries: dict[str, Node] = field(default_factory=dict)
     durable: dict[str, Node] = field(default_factory=dict)
@@ -567,7 +576,7 @@ EntriesOf: TypeAlias = Callable[[Folder], dict[str, Node]]
 
 
 class Entry(NamedTuple):
-    """`name` in `folder` now means `node`; None: no longer means `old`."""
+    """Change of a folder entry: `name` in `folder` now is `node`; None: `old` was removed."""
 
     folder: Folder
     name: str
@@ -576,7 +585,7 @@ class Entry(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """An unforced change of folders: all of its entries reach the platter, or none."""
+    """A change of folders that is not durable: a power loss leaves all of its entries or none."""
 
     number: int
     entries: tuple[Entry, ...]
@@ -586,14 +595,14 @@ class Operation(NamedTuple):
 
 
 class Tree:
-    """The names of a disk. Paths are split at "/"; "" is the root."""
+    """The folders and names of a disk. Paths are split at "/"; "" is the root."""
 
     def __init__(self, root: Folder | None = None) -> None:
         self.root = root or Folder()
         self.pending: list[Operation] = []
 
     def find(self, path: str) -> Node | None:
-        """What is at `path`, or None."""
+        """Return the file or folder at `path`, or None."""
         node: Node = self.root
         for name in parts(path):
             if not isinstance(node, Folder) or name not in node.entries:
@@ -602,7 +611,7 @@ class Tree:
         return node
 
     def file(self, path: str) -> Content:
-        """The file at `path`, or the error that the system would give."""
+        """Return the file at `path`. Raises the OSError that the system would raise."""
         node = self.find(path)
         if node is None:
             raise failure(errno.ENOENT, path)
@@ -611,7 +620,7 @@ class Tree:
         return node
 
     def folder(self, path: str) -> Folder:
-        """The folder at `path`, or the error that the system would give."""
+        """Return the folder at `path`. Raises the OSError that the system would raise."""
         node = self.find(path)
         if node is None:
             raise failure(errno.ENOENT, path)
@@ -620,7 +629,7 @@ class Tree:
         return node
 
     def add(self, number: int, path: str, node: Node) -> None:
-        """A new name."""
+        """Add a name. Raises FileExistsError."""
         folder, name = self._place(path)
         if name in folder.entries:
             raise failure(errno.EEXIST, path)
@@ -628,13 +637,13 @@ class Tree:
         self.pending.append(Operation(number, (Entry(folder, name, node, None),)))
 
     def remove(self, number: int, path: str) -> None:
-        """A name goes."""
+        """Remove a name."""
         folder, name = self._place(path)
         old = folder.entries.pop(name)
         self.pending.append(Operation(number, (Entry(folder, name, None, old),)))
 
     def rename(self, number: int, source: str, target: str) -> None:
-        """A name moves, over a file that may be there."""
+        """Rename, replacing a file at `target`. Raises the OSError that the system would raise."""
         old_folder, old_name = self._place(source)
         new_folder, new_name = self._place(target)
         node = old_folder.entries.get(old_name)
@@ -651,7 +660,7 @@ class Tree:
         self.pending.append(Operation(number, entries))
 
     def force(self, folder: Folder | None) -> None:
-        """The pending operations of `folder` (None: all) reach the platter, with those that they build on."""
+        """Make the pending operations of `folder` (None: all) durable, with those that they depend on."""
         chosen = self.pending if folder is None else _closure(self.pending, folder)
         for operation in chosen:
             apply(operation, lambda changed: changed.durable)
@@ -671,14 +680,14 @@ def parts(path: str) -> list[str]:
 
 
 def failure(number: int, path: str) -> OSError:
-    """The error that the system would raise."""
+    """Return the error that the system would raise."""
     return OSError(number, os.strerror(number), path)
 
 
 def apply(operation: Operation, entries_of: EntriesOf) -> None:
-    """Puts an operation on the entries that `entries_of` gives for a folder.
+    """Apply an operation to the entries that `entries_of` returns for a folder.
 
-    A removal takes only what it meant: if the name means something else there, it stays.
+    A removal is skipped if the name now refers to another file or folder.
     """
     for entry in operation.entries:
         entries = entries_of(entry.folder)
@@ -689,7 +698,7 @@ def apply(operation: Operation, entries_of: EntriesOf) -> None:
 
 
 def walk(folder: Folder, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Every path below a folder that is seen, folders before what they hold, sorted."""
+    """Yield every visible path in a folder, folders before their contents, sorted."""
     for name, node in sorted(folder.entries.items()):
         yield f"{path}{name}", node
         if isinstance(node, Folder):
@@ -708,29 +717,26 @@ def _closure(pending: Iterable[Operation], folder: Folder) -> list[Operation]:
     return chosen[::-1]
 
 
-# What a power cut could leave of a simulated disk.
-#
-# A state is one choice for everything that was unforced: for each folder operation whether it reached the
-# platter, for each sector written which of its versions stands there, for each file which of its sizes.
-# `Moment` keeps a disk as it is at one boundary; `crash_states` gives its states: all of them when they are
-# few, a seeded sample when they are many, each distinct one once (two choices often leave the same bytes).
-
 ATTEMPTS_PER_STATE = 4
-"""A sample gives up on finding new states after this many draws for each state asked for."""
+"""A sample stops after this many draws per requested state."""
 
 CHANCES = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""How probable it is, in one draw, that something behind the draw's prefix reached the platter."""
+"""Probabilities, one per draw, that a change after the draw's prefix is durable."""
 
 
 class Choice(NamedTuple):
-    """One state: the operations that took place, and for each file (size, version of each sector)."""
+    """One possible state: durable operations, and per file (size, version of each sector)."""
 
     operations: tuple[bool, ...]
     files: tuple[tuple[int, ...], ...]
 
 
 class Moment:
-    """A disk at one boundary; it stays as it is while the disk goes on."""
+    """An immutable image of a disk, and the states that a power loss at that moment could leave.
+
+    A state is one choice for everything that was not durable: for each folder operation whether it is on the
+    disk, for each sector which of its versions, for each file which of its sizes.
+    """
 
     def __init__(self, disk: SimulatedDisk) -> None:
         with disk.mutex:
@@ -743,7 +749,7 @@ class Moment:
         self._changed = [(content, image) for content, image in self._images.items() if image.pending]
 
     def count(self) -> int:
-        """How many choices there are; distinct states are fewer."""
+        """Number of choices; there are fewer distinct states."""
         total = 1 << len(self.operations)
         for _, image in self._changed:
             total *= len({size for _, size in image.sizes})
@@ -752,7 +758,10 @@ class Moment:
         return total
 
     def crash(self, generator: random.Random | None = None, keep: str = "some") -> SimulatedDisk:
-        """One state: `keep` "nothing" that is unforced, "everything", or what `generator` draws."""
+        """Build one state.
+
+        `keep`: "nothing" of what is not durable, "everything", or "some", drawn with `generator`.
+        """
         if keep == "nothing":
             return self.build(self._prefix(0))
         if keep == "everything":
@@ -760,8 +769,9 @@ class Moment:
         return self.build(self._draw(generator or random.Random(0)))
 
     def choices(self, limit: int, generator: random.Random) -> Iterator[Choice]:
-        """All choices if there are at most `limit`, else prefixes of the calls first, then draws without an
-        end.
+        """Yield all choices if there are at most `limit`, else a sample.
+
+        A sample has all prefixes of the changes, then random draws.
         """
         if self.count() <= limit:
             yield from self._all()
@@ -774,7 +784,7 @@ class Moment:
             yield self._draw(generator)
 
     def build(self, choice: Choice) -> SimulatedDisk:
-        """The disk that `choice` leaves; its `digest` names the state."""
+        """Build the disk that `choice` leaves; its `digest` identifies the state."""
         entries = self._entries
         if any(choice.operations):
             entries = {folder: dict(names) for folder, names in entries.items()}
@@ -792,7 +802,7 @@ class Moment:
         return disk
 
     def _collect(self) -> None:
-        """Every file and folder that is on the platter or could get there."""
+        """Collect every file and folder that is durable or could be."""
         nodes: list[Node] = [self.root]
         for operation in self.operations:
             for entry in operation.entries:
@@ -816,7 +826,7 @@ class Moment:
         contents: dict[Content, tuple[bytes, bytes]],
         digest: hashlib.blake2b,
     ) -> None:
-        """Copies a folder of the state into the new disk, and everything below it."""
+        """Copy a folder of the state to the new disk, with everything in it."""
         names = entries[old]
         for name in sorted(names):
             node = names[name]
@@ -833,7 +843,7 @@ class Moment:
         new.durable = dict(new.entries)
 
     def _content(self, image: ContentImage, chosen: tuple[int, ...]) -> tuple[bytes, bytes]:
-        """The bytes that a choice leaves of a file, and their digest. () is the file as it was forced."""
+        """Bytes that a choice leaves of a file, and their digest. () means the durable content."""
         found = image.contents.get(chosen)
         if found is None:
             data = _assemble(image, chosen) if chosen else image.durable
@@ -847,7 +857,7 @@ class Moment:
                 yield Choice(reached, chosen)
 
     def _prefix(self, number: int) -> Choice:
-        """Everything up to call `number` reached the platter, nothing behind it."""
+        """The choice in which every change up to `number` is durable and no later one."""
         files = tuple(
             (_size_at(image, number), *(_at(versions, number) for versions in image.versions.values()))
             for _, image in self._changed
@@ -855,7 +865,7 @@ class Moment:
         return Choice(tuple(operation.number <= number for operation in self.operations), files)
 
     def _draw(self, generator: random.Random) -> Choice:
-        """A prefix of the calls, and behind it whatever the dice say."""
+        """Draw a prefix of the changes, and any later ones at random."""
         number = generator.randint(0, self.number) if generator.random() < 0.5 else 0
         chance = generator.choice(CHANCES)
         operations = tuple(
@@ -869,7 +879,10 @@ class Moment:
 def crash_states(
     disk: SimulatedDisk | Moment, limit: int, generator: random.Random
 ) -> Iterator[SimulatedDisk]:
-    """At most `limit` distinct states that a power cut now could leave, each as a disk with its `digest`."""
+    """Yield at most `limit` distinct states that a power loss now could leave.
+
+    Each is a disk with its `digest`. All states if they are few, else a seeded sample.
+    """
     moment = disk if isinstance(disk, Moment) else Moment(disk)
     seen: set[bytes] = set()
     for choice in moment.choices(limit, generator):
@@ -899,7 +912,7 @@ def _all_of_file(image: ContentImage) -> list[tuple[int, ...]]:
 
 
 def _at(versions: list[Version], number: int) -> int:
-    """The index of the last version that change `number` or an earlier one made."""
+    """Index of the last version made by change `number` or an earlier one."""
     index = 0
     while index + 1 < len(versions) and versions[index + 1].number <= number:
         index += 1

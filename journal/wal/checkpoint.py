@@ -1,14 +1,17 @@
-"""`checkpoint`: what a start of the transaction journal must know before it reads an entry. Two alternating slots.
+"""Checkpoint of the transaction journal: what must be known before an entry is read.
+
+Also its snapshots.
+
+The file `checkpoint` has two alternating slots (journal.dual_slot_file). Payload of a slot, big-endian:
 
     version u16 | snapshots u16 (0 to 2) | journal id u64 | salt u64 | forced u64 | file number u64
     | snapshots x (number u64, place u64), the newest first
 
-All numbers are big-endian; the slots are those of journal.dual_slot_file. `forced` is a lower bound of the place up to
-which the journal is forced, rewritten without a force, at most once a second, after the force that it reports. `file
-number` is the highest that was known to be given to a file: numbering never goes back below it. A change of the
-snapshots is written to both slots, each forced, before anything that the older ones need is removed: so a slot that
-rots or tears takes at most a newer `forced` with it, and a snapshot that rots leaves the one before it.
-docs/formats/journal.md is the format's page.
+`forced` is a lower bound of the durable LSN, rewritten without an fsync, at most once a second, after the
+fsync that it reports. `file number` is the highest that is known to have been used: numbering never goes
+below it. A change of the snapshots is written to both slots, each fsynced, before anything that the older
+snapshots need is removed: a slot that is damaged or torn loses at most a newer `forced`, and a damaged
+snapshot leaves the previous one. The format is described in docs/formats/journal.md.
 """
 
 from __future__ import annotations
@@ -28,21 +31,23 @@ CHECKPOINT_HEAD: Final = Struct(">HHQQQQ")
 POINTER: Final = Struct(">QQ")
 
 KEPT: Final = 2
-"""Snapshots that count: the newest, and the one before it for the day the newest cannot be read."""
+"""Valid snapshots: the newest, and the previous one in case the newest cannot be read."""
 
 REWRITE_SECONDS: Final = 1.0
-"""An unforced rewrite of the forced mark at most this often: it only tells rot from a torn tail."""
+"""Minimum time between rewrites of the durable LSN without an fsync: it is only used to tell damage from a
+torn tail.
+"""
 
 
 class Pointer(NamedTuple):
-    """A snapshot that counts: its number, and the place from which on the journal must be replayed behind it."""
+    """A valid snapshot: its number, and the LSN from which the journal must be replayed after it."""
 
     number: int
     place: int
 
 
 class Checkpoint(NamedTuple):
-    """See the module."""
+    """Checkpoint of the transaction journal, with at most two snapshots, newest first."""
 
     journal_id: int
     salt: int
@@ -52,62 +57,62 @@ class Checkpoint(NamedTuple):
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """The payload of a slot."""
+    """Encode the payload of a slot."""
     *numbers, snapshots = checkpoint
     head = CHECKPOINT_HEAD.pack(VERSION, len(snapshots), *numbers)
     return head + b"".join(POINTER.pack(*pointer) for pointer in snapshots)
 
 
 def decode_checkpoint(data: bytes, path: str) -> Checkpoint:
-    """Raises NewerFormat, Corrupt."""
+    """Decode the payload of a slot. Raises NewerFormat, Corrupt."""
     if len(data) < CHECKPOINT_HEAD.size:
         raise Corrupt(path, 0, len(data), "shorter than its fixed part")
-    version, count, journal_id, salt, forced, number = CHECKPOINT_HEAD.unpack_from(data)
+    version, count, journal_id, salt, durable_lsn, number = CHECKPOINT_HEAD.unpack_from(data)
     if version > VERSION:
         raise NewerFormat(path, version, VERSION)
     if CHECKPOINT_HEAD.size + count * POINTER.size != len(data) or count > KEPT:
-        raise Corrupt(path, 0, len(data), "another size than it says")
+        raise Corrupt(path, 0, len(data), "its size does not match its content")
     snapshots = tuple(Pointer(*pointer) for pointer in POINTER.iter_unpack(data[CHECKPOINT_HEAD.size :]))
-    return Checkpoint(journal_id, salt, forced, number, snapshots)
+    return Checkpoint(journal_id, salt, durable_lsn, number, snapshots)
 
 
 class CheckpointFile:
-    """The file. One thread at a time; the journal's lock sees to it."""
+    """The checkpoint file. Not thread-safe: the journal's lock serialises the calls."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self.path = filenames.join(folder, filenames.CHECKPOINT_NAME)
         self._slots = Slots(disk, self.path)
 
     def read(self) -> Checkpoint | None:
-        """None if nothing was ever written. Raises Corrupt, NewerFormat, OSError."""
+        """Return the checkpoint; None if none was ever written. Raises Corrupt, NewerFormat, OSError."""
         found = self._slots.read()
         return None if found is None else decode_checkpoint(found[1], self.path)
 
     def faulty(self) -> list[tuple[int, int]]:
-        """(first, next): positions of the slots that hold something and are not whole. Raises OSError."""
+        """(first, next) positions of the slots that have data but are invalid. Raises OSError."""
         return [(number * SLOT_SIZE, (number + 1) * SLOT_SIZE) for number in self._slots.faulty()]
 
     def settle(self, checkpoint: Checkpoint) -> None:
-        """Both slots, each forced: what must not be forgotten. Raises OSError, Full."""
+        """Write both slots, each fsynced. Durable on return. Raises OSError, Full."""
         payload = encode_checkpoint(checkpoint)
         self._slots.write(payload, force=True)
         self._slots.write(payload, force=True)
 
     def note(self, checkpoint: Checkpoint) -> None:
-        """One slot, not forced. Raises OSError, Full."""
+        """Write one slot without an fsync. Raises OSError, Full."""
         self._slots.write(encode_checkpoint(checkpoint), force=False)
 
 
-# Snapshots of the transaction journal: what all entries before a place taught. `<20 digits>.snapshot`.
+# Format of a snapshot file, `<20 digits>.snapshot`, big-endian:
 #
-#     magic "TFTS" | version u16 | zero u16 | journal id u64 | number u64 | place u64 | files u32 | state size u64
-#     | CRC-32 u32 of the state | CRC-32 u32 of all before it and of the files behind it
-#     | files x (number u64, first u64, end u64) | state
 #
-# All numbers are big-endian. `number` is the checkpoint's, and the file's name. The files are the live ones: those of
-# which something before `place` is still needed, and the one that was written. It comes under its name by a rename,
-# whole and forced; a checkpoint (journal.wal.checkpoint) makes it count. docs/formats/journal.md is the page of this
-# format.
+#      magic "TFTS" | version u16 | zero u16 | journal id u64 | number u64 | place u64 | files u32 | state size u64
+#      | CRC-32 u32 of the state | CRC-32 u32 of all before it and of the files after it
+#      | files x (number u64, first u64, end u64) | state
+#
+#
+# `number` is the checkpoint's, and the file's name. The files are those with entries before `place` that are
+# still needed, and the active one.
 
 MAGIC: Final = b"TFTS"
 SNAPSHOT_HEAD: Final = Struct(">4sHHQQQIQII")
@@ -116,11 +121,11 @@ FILE: Final = Struct(">QQQ")
 CRC: Final = Struct(">I")
 
 PIECE_SIZE: Final = 16 << 20
-"""A state is checked and written in such pieces, so that other threads run between them."""
+"""A state is checked and written in pieces of this size, so that other threads can run in between."""
 
 
 class LiveFile(NamedTuple):
-    """A file that a snapshot needs: its number, the place of its first byte, and the place behind its last one."""
+    """A file that a snapshot needs: its number, LSN of its first byte, LSN after its last byte."""
 
     number: int
     first: int
@@ -128,7 +133,7 @@ class LiveFile(NamedTuple):
 
 
 class SnapshotHead(NamedTuple):
-    """All but the state."""
+    """A snapshot without its state."""
 
     journal_id: int
     number: int
@@ -137,29 +142,29 @@ class SnapshotHead(NamedTuple):
 
 
 class JournalSnapshot(NamedTuple):
-    """What every entry before `head.place` taught."""
+    """State of the journal before LSN `head.lsn`."""
 
     head: SnapshotHead
     state: bytes
 
 
 def encode_snapshot(snapshot: JournalSnapshot) -> bytes:
-    """The head and the files; the state comes behind."""
-    (journal_id, number, place, files), state = snapshot
-    fields = (MAGIC, VERSION, 0, journal_id, number, place, len(files), len(state), crc32(state))
+    """Encode the head and the list of files; the state follows them."""
+    (journal_id, number, lsn, files), state = snapshot
+    fields = (MAGIC, VERSION, 0, journal_id, number, lsn, len(files), len(state), crc32(state))
     head = SNAPSHOT_HEAD.pack(*fields, 0)[: -CRC.size]
     table = b"".join(FILE.pack(*file) for file in files)
     return head + CRC.pack(crc32(table, crc32(head))) + table
 
 
 def decode_head(data: bytes, path: str, journal_id: int) -> tuple[SnapshotHead, int, int]:
-    """(head, size of the state, its CRC) from the first bytes of a file. Raises NewerFormat, or Corrupt with positions
-    in `path`."""
+    """Decode (head, size of the state, CRC of the state) from the first bytes of a file.
+
+    Raises NewerFormat, or Corrupt with positions in `path`.
+    """
     if len(data) < HEAD_SIZE:
         raise Corrupt(path, 0, len(data), "shorter than its head")
-    magic, version, zero, found_id, number, place, count, size, state_crc, crc = SNAPSHOT_HEAD.unpack_from(
-        data
-    )
+    magic, version, zero, found_id, number, lsn, count, size, state_crc, crc = SNAPSHOT_HEAD.unpack_from(data)
     begins = HEAD_SIZE + count * FILE.size
     if magic != MAGIC or begins > len(data):
         raise Corrupt(path, 0, len(data), "not a snapshot")
@@ -170,11 +175,15 @@ def decode_head(data: bytes, path: str, journal_id: int) -> tuple[SnapshotHead, 
     if found_id != journal_id:
         raise Corrupt(path, 0, begins, f"a snapshot of journal {found_id:#x}, not of {journal_id:#x}")
     files = tuple(LiveFile(*file) for file in FILE.iter_unpack(data[HEAD_SIZE:begins]))
-    return SnapshotHead(found_id, number, place, files), size, state_crc
+    return SnapshotHead(found_id, number, lsn, files), size, state_crc
 
 
 class Snapshots:
-    """The snapshot files of a journal's folder. `write` may run in a worker; one thread at a time."""
+    """The snapshot files in a journal's folder. `write` may run in a worker; one thread at a time.
+
+    A snapshot is renamed to its name when it is complete and fsynced. It becomes valid when a checkpoint
+    names it.
+    """
 
     def __init__(self, disk: Disk, folder: str, journal_id: int) -> None:
         self._disk = disk
@@ -182,11 +191,11 @@ class Snapshots:
         self._journal_id = journal_id
 
     def path(self, number: int) -> str:
-        """Where a checkpoint's snapshot lies."""
+        """Path of the snapshot with this number."""
         return filenames.join(self._folder, filenames.snapshot_name(number))
 
     def read_head(self, number: int) -> SnapshotHead:
-        """A snapshot's head, without a look at its state. Raises Corrupt, NewerFormat, OSError."""
+        """Read a snapshot's head without its state. Raises Corrupt, NewerFormat, OSError."""
         file = self._open(number)
         try:
             return self._read_head(file, number)[0]
@@ -194,13 +203,13 @@ class Snapshots:
             file.close()
 
     def read(self, number: int) -> JournalSnapshot:
-        """A whole snapshot, verified. Raises Corrupt, NewerFormat, OSError."""
+        """Read and verify a snapshot. Raises Corrupt, NewerFormat, OSError."""
         file = self._open(number)
         try:
             head, size, crc = self._read_head(file, number)
             begins = HEAD_SIZE + len(head.files) * FILE.size
             if begins + size != file.size():
-                raise Corrupt(file.path, 0, file.size(), "of another size than it says")
+                raise Corrupt(file.path, 0, file.size(), "its size does not match its content")
             state = file.pread(size, begins)
         finally:
             file.close()
@@ -212,7 +221,7 @@ class Snapshots:
         return JournalSnapshot(head, state)
 
     def write(self, snapshot: JournalSnapshot) -> None:
-        """Makes a snapshot durable. Raises Full, OSError."""
+        """Write a snapshot; durable on return. Raises Full, OSError."""
         path = self.path(snapshot.head.number)
         new = path + filenames.NEW_SUFFIX
         if self._disk.exists(new):
@@ -222,14 +231,14 @@ class Snapshots:
         state = memoryview(snapshot.state)
         for start in range(0, len(state), PIECE_SIZE):
             position += write_all(file, [state[start : start + PIECE_SIZE]], position)
-        # A file whose force failed is not closed: the error is the caller's, and the bytes are not wanted.
+        # A file whose fsync failed is not closed: the caller gets the error, and the bytes are not needed.
         file.force()
         file.close()
         self._disk.rename(new, path)
         self._disk.force_folder(self._folder)
 
     def prune(self, kept: Collection[int]) -> None:
-        """Removes unfinished snapshots, and those whose numbers are not among `kept`. Raises OSError."""
+        """Remove unfinished snapshots, and those whose numbers are not in `kept`. Raises OSError."""
         for name in self._disk.list(self._folder):
             number = filenames.parse_snapshot_name(name.removesuffix(filenames.NEW_SUFFIX))
             if number is not None and (name.endswith(filenames.NEW_SUFFIX) or number not in kept):
@@ -238,7 +247,7 @@ class Snapshots:
     def _open(self, number: int) -> File:
         path = self.path(number)
         if not self._disk.exists(path):
-            raise Corrupt(path, 0, 0, "the snapshot that a checkpoint names is not there")
+            raise Corrupt(path, 0, 0, "the snapshot in the checkpoint is missing")
         return self._disk.open_read(path)
 
     def _read_head(self, file: File, number: int) -> tuple[SnapshotHead, int, int]:
@@ -249,5 +258,5 @@ class Snapshots:
                 data += file.pread(count * FILE.size, HEAD_SIZE)
         head, size, crc = decode_head(data, file.path, self._journal_id)
         if head.number != number:
-            raise Corrupt(file.path, 0, len(data), f"it says that it is number {head.number}")
+            raise Corrupt(file.path, 0, len(data), f"it has the number {head.number}")
         return head, size, crc

@@ -1,17 +1,17 @@
-"""One entry of the transaction journal: a header of 28 bytes and a body. docs/formats/journal.md is the format's page.
+"""Format of an entry of the transaction journal: a header of 28 bytes and a body.
 
     size u32 | checksum u32 | kind u8 | flags u8 (0) | zero u16 | place u64 | forced u64 | body
 
     APPEND_MSG   epoch u64 | log id u64 | producer id u64 | sequence u32 | count u32 | blocks u32 | moved from u64
                  | blocks x (size u32, count u32, CRC-32 u32) | records
     TX_OP        operation u16 | zero u16 | epoch u64 | payload
-    FILLER       zeros: what a repair puts where an entry was lost
+    FILLER       zeros: written by a repair in place of a lost entry
 
-All numbers are big-endian; `size` counts the header too. The checksum covers everything but itself and begins at the
-journal's own `seed`, so bytes of another journal, or of a message that imitates an entry, do not pass. `place` is where
-the entry begins in the journal's space of places, `forced` how far that was forced when the entry was written. Nothing
-here trusts a length before it has compared it with the bytes that are there; what does not add up raises `BadRecord`
-and nothing else.
+All numbers are big-endian; `size` includes the header. The checksum covers everything except itself and
+starts with the journal's `seed`, so that bytes of another journal, or of a message that imitates an entry,
+are invalid. `place` is the entry's LSN, `forced` the durable LSN when the entry was written. Lengths are
+checked against the available bytes before they are used; anything invalid raises `BadRecord` and nothing
+else. The format is described in docs/formats/journal.md.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ OPERATION_NAMES: Final = {
     GROUP_ABORT: "group abort",
     GROUP_FORGET: "group forget",
 }
-"""What a dump calls them. A number that is not here is a later version's: it is kept and shown as a number."""
+"""Names for dumps. An unknown number is of a later version: it is kept and shown as a number."""
 
 HEADER: Final = Struct(">IIIQQ")
-"""Kind, flags and zero are read as one word: the last two are zero, so it is the kind, 24 bits up."""
+"""Kind, flags and zero are one word. Flags and zero are 0, so the word is the kind, shifted by KIND_SHIFT."""
 HEADER_SIZE: Final = HEADER.size
 KIND_SHIFT: Final = 24
 
@@ -68,8 +68,9 @@ OPERATION: Final = Struct(">HHQ")
 BLOCK: Final = Struct(">III")
 
 ENTRY_SIZE_MAX: Final = 272 << 20
-"""The largest frame that a broker can be set to take (256 MiB), with what describes it: a damaged size cannot ask for
-more memory, however large the file is."""
+"""The largest configurable frame of a broker (256 MiB) plus its description. Limits the memory that a damaged
+size can request.
+"""
 
 SEED: Final = Struct(">QQ")
 _SIZE: Final = Struct(">I")
@@ -81,19 +82,19 @@ _OPERATION_WORD: Final = KIND_TX_OP << KIND_SHIFT
 
 
 class AppendMsg(NamedTuple):
-    """Records of a transaction for one partition: a piece of it.
+    """A piece of a transaction: records for one partition.
 
-    `log_id` is the partition's (journal.record.make_log_id), `blocks` is (bytes, count, CRC-32) a block as in
-    journal.record.batch.Batch, `count` the number of records. `moved_from`: the place of the entry of which this is a
-    copy that was carried forward, 0 if it is no copy. Of an entry that was read, `data` is a view of the bytes that
-    were read.
+    `log_id` is the partition's (journal.record.make_log_id), `blocks` has (bytes, count, CRC-32) per block as
+    in journal.record.batch.Batch, `count` is the number of records. `moved_from`: LSN of the entry of which
+    this is a copy made by compaction, 0 if it is no copy. In an entry that was read, `data` is a view of the
+    bytes read.
     """
 
     epoch: int
     log_id: int
     producer_id: int
     sequence: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used here
     blocks: Sequence[tuple[int, int, int]]
     data: Buffer
     moved_from: int = 0
@@ -108,7 +109,7 @@ class Operation(NamedTuple):
 
 
 class Filler(NamedTuple):
-    """`size` bytes of the journal that were lost; a repair has closed the gap."""
+    """`size` bytes of the journal that were lost and replaced by a repair."""
 
     size: int
 
@@ -117,7 +118,10 @@ Content: TypeAlias = AppendMsg | Operation
 
 
 class Entry(NamedTuple):
-    """An entry where it lies: `size` bytes at `place`, header included; `forced` as it was when it was written."""
+    """An entry of `size` bytes (with header) at `lsn`.
+
+    `durable_lsn`: as it was when the entry was written.
+    """
 
     kind: int
     place: int
@@ -127,17 +131,20 @@ class Entry(NamedTuple):
 
     @property
     def next(self) -> int:
-        """The place behind it."""
+        """LSN after the entry."""
         return self.place + self.size
 
 
 def seed_of(journal_id: int, salt: int) -> int:
-    """Where the checksums of a journal begin. `salt` is known to nobody outside, so no message can imitate an entry."""
+    """Initial value of the checksums of a journal.
+
+    `salt` is secret, so that no message can imitate an entry.
+    """
     return crc32(SEED.pack(journal_id, salt))
 
 
 def entry_size(content: Content) -> int:
-    """Bytes of its entry."""
+    """Size of the entry in bytes."""
     if isinstance(content, AppendMsg):
         return HEADER_SIZE + MESSAGES.size + BLOCK.size * len(content.blocks) + len(content.data)
     return HEADER_SIZE + OPERATION.size + len(content.payload)
@@ -146,14 +153,15 @@ def entry_size(content: Content) -> int:
 def encode_entries(
     contents: Sequence[Content], place: int, forced: int, seed: int
 ) -> tuple[list[Buffer], list[int], int]:
-    """(buffers to be written at `place` one behind the other, the place of each entry, the place behind the last).
+    """Encode entries for a write at `lsn`. Raises TooLarge.
 
-    The records are not copied: they must not change until they are written. Raises TooLarge.
+    Returns (buffers to write one after the other, LSN of each entry, LSN after the last). The records are not
+    copied: they must not change until they are written.
     """
     buffers: list[Buffer] = []
-    places: list[int] = []
+    lsns: list[int] = []
     for content in contents:
-        places.append(place)
+        lsns.append(place)
         if isinstance(content, AppendMsg):
             epoch, log_id, producer_id, sequence, count, blocks, data, moved_from = content
             table = BLOCK.pack(*blocks[0]) if len(blocks) == 1 else b"".join([BLOCK.pack(*b) for b in blocks])
@@ -184,20 +192,23 @@ def encode_entries(
         if data:
             buffers.append(data)
         place += size
-    return buffers, places, place
+    return buffers, lsns, place
 
 
 def encode_filler(size: int, place: int, forced: int, seed: int) -> bytes:
-    """An entry of `size` bytes (at least a header's) that stands for what was lost."""
+    """Encode a filler of `size` bytes (at least a header) in place of lost entries."""
     rest = _REST.pack(KIND_FILLER << KIND_SHIFT, place, forced) + bytes(size - HEADER_SIZE)
     word = _SIZE.pack(size)
     return word + _SIZE.pack(crc32(rest, crc32(word, seed))) + rest
 
 
 def entries_of(data: Buffer, place: int, seed: int) -> Iterator[Entry]:
-    """The entries in `data`, which begins at `place`, each verified; what they hold are views of `data`.
+    """Yield the verified entries in `data`, which starts at `lsn`.
 
-    Raises BadRecord with the position in `data` where the first bad one begins; Incomplete if only bytes are missing.
+    Their contents are views of `data`.
+
+    Raises BadRecord with the position in `data` of the first invalid entry; Incomplete if only bytes are
+    missing.
     """
     view = memoryview(data)
     end = len(view)
@@ -206,13 +217,13 @@ def entries_of(data: Buffer, place: int, seed: int) -> Iterator[Entry]:
     while position < end:
         if end - position < HEADER_SIZE:
             raise Incomplete(position, "it ends inside an entry's header")
-        size, checksum, word, found, forced = unpack(view, position)
+        size, checksum, word, found, durable_lsn = unpack(view, position)
         decode = _DECODERS.get(word)
         if (
             decode is None
             or found != place + position
             or not HEADER_SIZE <= size <= ENTRY_SIZE_MAX
-            or forced > found
+            or durable_lsn > found
         ):
             raise BadRecord(position, _fault(size, word, found, place + position))
         next = position + size
@@ -220,19 +231,25 @@ def entries_of(data: Buffer, place: int, seed: int) -> Iterator[Entry]:
             raise Incomplete(position, "it ends inside an entry")
         if crc32(view[position + 8 : next], crc32(view[position : position + 4], seed)) != checksum:
             raise BadRecord(position, "an entry fails its checksum")
-        yield Entry(word >> KIND_SHIFT, found, size, decode(view, position, next), forced)
+        yield Entry(word >> KIND_SHIFT, found, size, decode(view, position, next), durable_lsn)
         position = next
 
 
 def decode_entry(data: Buffer, place: int, seed: int) -> Entry:
-    """The one entry that `data`, which begins at `place`, begins with. Raises BadRecord, Incomplete."""
+    """Decode and verify the entry at the start of `data`, whose LSN is `lsn`.
+
+    Raises BadRecord, Incomplete.
+    """
     for entry in entries_of(data, place, seed):
         return entry
     raise Incomplete(0, "there is nothing")
 
 
 def claimed_size(data: Buffer) -> int:
-    """How many bytes an entry says it has, unproven; 0 if that cannot be true, or `data` is no whole header."""
+    """Size of an entry according to its header, not verified.
+
+    0 if the size is impossible, or `data` is shorter than a header.
+    """
     if len(data) < HEADER_SIZE:
         return 0
     size: int = HEADER.unpack_from(data)[0]
@@ -243,10 +260,10 @@ def _fault(size: int, word: int, found: int, place: int) -> str:
     if word not in _DECODERS:
         return f"no entry: its kind and flags are {word:#010x}"
     if found != place:
-        return f"no entry: it says that it is at place {found}"
+        return f"no entry: its LSN is {found}"
     if not HEADER_SIZE <= size <= ENTRY_SIZE_MAX:
         return f"no entry: {size} bytes are not possible"
-    return "no entry: it says that more was forced than was written"
+    return "no entry: its durable LSN is above its own"
 
 
 def _decode_messages(view: memoryview, position: int, next: int) -> AppendMsg:
@@ -286,19 +303,19 @@ _DECODERS: Final[dict[int, _Decoder]] = {
     KIND_TX_OP << KIND_SHIFT: _decode_operation,
     KIND_FILLER << KIND_SHIFT: _decode_filler,
 }
-"""By the word of kind, flags and zero: a set flag is a later version's, and refused."""
+"""Decoder per word of kind, flags and zero; a flag of a later version is rejected."""
 
 _KINDS: Final = re.escape(bytes(sorted(word >> KIND_SHIFT for word in _DECODERS)))
 _LOW_BITS: Final = 32
-"""Places whose higher bits agree are searched for in one go: 4 GiB."""
+"""LSNs with the same higher bits, a range of 4 GiB, are searched with one pattern."""
 _WORD_POSITION: Final = 8
 
 
 def candidates(data: Buffer, place: int) -> Iterator[int]:
-    """Positions in `data`, which begins at `place`, where the header of an entry seems to begin, rising.
+    """Yield the positions of possible entry headers in `data`, which starts at `lsn`.
 
-    For the way back behind damage, where no start is known: an entry names its kind and its place, and its checksum,
-    which is for the caller to prove, does the rest.
+    Used to find the next entry after damage. The positions ascend. A candidate has a known kind and its own
+    LSN; the caller must verify the checksum.
     """
     start = 0
     while start + HEADER_SIZE <= len(data):
@@ -313,9 +330,9 @@ def candidates(data: Buffer, place: int) -> Iterator[int]:
 
 
 def headers(data: Buffer, start: int = 0, high: bytes = b"") -> Iterator[tuple[int, int]]:
-    """(position, the place that it names) of whatever in `data` from `start` on looks like an entry's header.
+    """Yield (position, LSN in the header) of possible entry headers in `data` from `start` on.
 
-    `high`: how the place, in its eight bytes, begins.
+    `high`: the first bytes of the LSN, which has eight.
     """
     view = memoryview(data)
     pattern = re.compile(b"(?=[" + _KINDS + rb"]\0\0\0" + re.escape(high) + b")")
@@ -323,6 +340,6 @@ def headers(data: Buffer, start: int = 0, high: bytes = b"") -> Iterator[tuple[i
         position = match.start() - _WORD_POSITION
         if position + HEADER_SIZE > len(view):
             return
-        size, _, _, place, forced = HEADER.unpack_from(view, position)
-        if HEADER_SIZE <= size <= ENTRY_SIZE_MAX and forced <= place:
-            yield position, place
+        size, _, _, lsn, durable_lsn = HEADER.unpack_from(view, position)
+        if HEADER_SIZE <= size <= ENTRY_SIZE_MAX and durable_lsn <= lsn:
+            yield position, lsn

@@ -1,12 +1,10 @@
-"""One file of the transaction journal: a head of 44 bytes, then entries. docs/formats/journal.md is the format's page.
+"""Files of the transaction journal: a header of 44 bytes, then entries.
 
     magic "TFTJ" | version u16 | zero u16 | journal id u64 | salt u64 | number u64 | first u64 | CRC-32 u32 of all that
 
-All numbers are big-endian. `number` is also the file's name, `first` the place of its first byte, that of the head: so
-`first + position` is a place. The CRC stays where it is in every version, so that a flipped bit is not taken for a
-newer format. A file is appended while it is the last one, then only read.
-
-Threads: one owner changes it; `pread` and `pread_cached` may run in others.
+All numbers are big-endian. `number` is also the file's name, `first` the LSN of its first byte, that of the
+header: `first + position` is an LSN. The CRC has the same position in every version, so that a flipped bit is
+not taken for a newer format. The format is described in docs/formats/journal.md.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ HEAD_SIZE: Final = HEAD.size
 CRC: Final = Struct(">I")
 
 SCAN_SIZE: Final = 1 << 20
-"""Bytes that a walk reads at a time; more only where one entry is larger."""
+"""Bytes read at a time; more only if one entry is larger."""
 
 
 PROVE_SIZE: Final = 64 << 10
@@ -42,7 +40,7 @@ PROVE_SIZE: Final = 64 << 10
 
 
 class Head(NamedTuple):
-    """What a file says of itself."""
+    """Header of a journal file."""
 
     journal_id: int
     salt: int
@@ -51,25 +49,33 @@ class Head(NamedTuple):
 
 
 def encode_head(head: Head) -> bytes:
-    """The first bytes of a file."""
+    """Encode the header of a file."""
     fields = HEAD.pack(MAGIC, VERSION, 0, *head, 0)[: -CRC.size]
     return fields + CRC.pack(crc32(fields))
 
 
 def decode_head(data: bytes | bytearray, path: str) -> Head:
-    """The head in the first bytes of the file `path`. Raises Corrupt with positions in it, NewerFormat."""
+    """Decode the header of the file `path`.
+
+    Raises Corrupt with positions in the file, NewerFormat.
+    """
     if len(data) < HEAD_SIZE:
         raise Corrupt(path, 0, len(data), "shorter than its head")
     magic, version, zero, journal_id, salt, number, first, crc = HEAD.unpack_from(data)
     if magic != MAGIC or crc32(data[: HEAD_SIZE - CRC.size]) != crc:
-        raise Corrupt(path, 0, HEAD_SIZE, "its head is no head of a journal file")
+        raise Corrupt(path, 0, HEAD_SIZE, "its header is not a journal file's")
     if version > VERSION or zero:
         raise NewerFormat(path, version, VERSION)
     return Head(journal_id, salt, number, first)
 
 
 class JournalFile:
-    """See the module. Made by `create` or `open`."""
+    """One file of the transaction journal, made by `create` or `open`.
+
+    The last one is appended to.
+
+    One owner changes it; `pread` and `pread_cached` are safe in other threads.
+    """
 
     __slots__ = ("file", "first", "holds", "number", "path", "sealed", "size")
 
@@ -78,23 +84,25 @@ class JournalFile:
         self.path = file.path
         self.number = number
         self.first = first
-        """The place of the first byte."""
+        """LSN of the first byte."""
         self.size = size
-        """Bytes that belong to the journal, head included; what a failed write left behind them does not."""
+        """Bytes that belong to the journal, including the header, without the remains of a failed write."""
         self.sealed = False
         self.holds = 0
 
     @classmethod
     def create(cls, disk: Disk, folder: str, head: Head) -> JournalFile:
-        """A new file with its head, forced; its name survives a power cut once the caller has forced the folder.
+        """Create a file with its header, fsynced.
 
-        Raises Full (nothing is left of it), OSError.
+        Its name is durable after the caller has fsynced the folder.
+
+        Raises Full (the file is removed again), OSError.
         """
         path = filenames.join(folder, filenames.journal_name(head.number))
         if disk.exists(path):
             if disk.size(path) > HEAD_SIZE:
-                raise OSError(errno.EEXIST, "a file with entries would be made again", path)
-            # One whose making was cut short.
+                raise OSError(errno.EEXIST, "a file with entries would be created again", path)
+            # A file whose creation was interrupted.
             disk.unlink(path)
         file = disk.create(path)
         try:
@@ -103,13 +111,13 @@ class JournalFile:
             file.close()
             disk.unlink(path)
             raise
-        # After a failed force the file stays open: the error is the caller's, and closing could swallow it.
+        # After a failed fsync the file stays open: the caller gets the error, and closing could hide it.
         file.force()
         return cls(file, head.number, head.first, size)
 
     @classmethod
     def open(cls, disk: Disk, folder: str, head: Head, *, writable: bool) -> JournalFile:
-        """An existing file whose head was read; `writable`: the last one. Raises OSError."""
+        """Open an existing file whose header was read; `writable`: the last one. Raises OSError."""
         path = filenames.join(folder, filenames.journal_name(head.number))
         opened = disk.open_write(path) if writable else disk.open_read(path)
         file = cls(opened, head.number, head.first, opened.size())
@@ -118,36 +126,39 @@ class JournalFile:
 
     @property
     def end(self) -> int:
-        """The place behind its last byte."""
+        """LSN after the last byte."""
         return self.first + self.size
 
     def append(self, buffers: Sequence[Bytes]) -> None:
-        """Writes whole entries at the end, in one vectored write. Raises Full, OSError: then any part may be there."""
+        """Write whole entries at the end in one vectored write. Not durable on return.
+
+        Raises Full, OSError; any part may then have been written.
+        """
         self.size += write_all(self.file, buffers, self.size)
 
     def cut(self) -> bool:
-        """Cuts off what a failed append left behind the end; False if there was nothing. Raises OSError."""
+        """Truncate the remains of a failed write; False if there are none. Raises OSError."""
         if self.file.size() <= self.size:
             return False
         try:
             self.file.truncate(self.size)
         except Full as error:
-            # What is left could complete a later append: nothing to go on with.
-            raise OSError(errno.EIO, f"a failed write cannot be cut off: {error}", self.path) from error
+            # The remaining bytes could complete a later append, so the file must not be used any more.
+            raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
         return True
 
     def pread(self, size: int, place: int) -> bytes:
-        """Up to `size` bytes from `place`, within the file. Raises OSError."""
+        """Read up to `size` bytes from `lsn`, within the file. Raises OSError."""
         return self.file.pread(min(size, self.end - place), place - self.first)
 
     def pread_cached(self, size: int, place: int) -> bytes | bytearray | None:
-        """As `pread`, but None where it would wait for the disk."""
+        """As `pread`, but None if the read would wait for the disk."""
         return self.file.pread_cached(min(size, self.end - place), place - self.first)
 
     def entries(self, place: int, seed: int) -> Iterator[Entry]:
-        """The entries from the one that begins at `place`, each verified, up to the end; views last until the next.
+        """Yield the verified entries from `lsn` to the end; views are valid until the next one.
 
-        Raises BadRecord whose position is the *place* where the first bad one begins.
+        Raises BadRecord whose position is the LSN of the first invalid entry.
         """
         size = SCAN_SIZE
         while place < self.end:
@@ -164,14 +175,16 @@ class JournalFile:
                 raise error.at(begin + error.position) from None
 
     def _needed(self, header: bytes, place: int, error: Incomplete) -> int:
-        """How much must be read to have the entry at `place` whole. Raises `error` if the file does not have it."""
+        """Number of bytes to read for the whole entry at `lsn`.
+
+        Raises `error` if the file is too short.
+        """
         if place + max(HEADER_SIZE, claimed_size(header)) > self.end:
             raise error.at(place) from None
         return max(SCAN_SIZE, claimed_size(header))
 
     def find(self, place: int, seed: int) -> Entry | None:
-        """The first whole entry that begins at `place` or behind; None: nowhere up to the end. For the way back
-        behind damage."""
+        """Find the first valid entry at or after `lsn`; None if there is none up to the end."""
         while place + HEADER_SIZE <= self.end:
             data = self.pread(SCAN_SIZE, place)
             for position in candidates(data, place):
@@ -233,7 +246,7 @@ class JournalFile:
             return None
 
     def close(self) -> None:
-        """Gives the descriptor back; twice is harmless."""
+        """Close the file; repeated calls do nothing."""
         self.file.close()
 
 
@@ -241,51 +254,51 @@ _first = attrgetter("first")
 
 
 class JournalFiles:
-    """The files of the transaction journal: which there are, where the journal ends, how far it is forced, what is
-    held.
+    """The files of the transaction journal, its end, its durable LSN, and the references to files.
 
-    One object, shared by the parts of a journal. The owner's thread changes it, or a worker that does the owner's work.
-    Readers in other threads take each value once: the list of files is replaced, never changed. A file that leaves the
-    list is closed when no read is under way. A *hold* keeps a file; an *idle* one is sealed and nothing holds it.
+    Shared by the parts of a journal. The owner's thread changes it, or a worker on behalf of the owner.
+    Readers in other threads read each field once: the tuple of files is replaced, never changed. A removed
+    file is closed when no read uses it. A reference keeps a file; an idle file is sealed and has no
+    references.
 
-    `files` by rising number; places between them may be missing where files were given up.
+    `files` is sorted by number; LSNs between two files are missing where files were deleted.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.files: tuple[JournalFile, ...] = ()
         self.end = 0
-        """The place where the next entry goes."""
+        """LSN of the next entry."""
         self.forced = 0
-        """The place up to which everything is on the disk."""
+        """Durable LSN: everything before it survives a power loss."""
         self.stopped: str | None = None
         self.idle = 0
-        """How many files are idle."""
+        """Number of idle files."""
         self.lock = threading.RLock()
-        """Held for short changes of several fields; never for anything that may wait for the disk."""
+        """Held for short changes of several fields, never while waiting for the disk."""
         self.pins = Pins()
-        """What keeps files open that have left the list."""
+        """References of readers that keep removed files open."""
 
     @property
     def active(self) -> JournalFile:
-        """The file that is written. Raises Closed."""
+        """The file that is appended to. Raises Closed."""
         files = self.files
         if not files:
             raise Closed("the transaction journal")
         return files[-1]
 
     def forced_to(self, place: int) -> None:
-        """Everything up to an append's end is forced; never goes back."""
+        """Raise the durable LSN to the end of an append; never lowers it."""
         with self.lock:
             if place > self.forced:
                 self.forced = place
 
     def find(self, place: int) -> JournalFile | None:
-        """The file that has the byte at `place`; None: there is none."""
+        """Return the file that holds `lsn`; None if there is none."""
         return find(self.files, place)
 
     def seal(self) -> None:
-        """The active file, whole and forced, takes no more entries."""
+        """Seal the active file, which must be complete and fsynced."""
         with self.lock:
             active = self.active
             if not active.sealed:
@@ -293,21 +306,21 @@ class JournalFiles:
                 self.idle += not active.holds
 
     def add(self, file: JournalFile) -> None:
-        """The next file, forced, goes behind the others: what is appended comes into it."""
+        """Add the next file, which is fsynced, and make it the active one."""
         with self.lock:
             self.files = (*self.files, file)
             self.end = file.end
             self.forced = file.end
 
     def hold(self, place: int) -> None:
-        """One hold more on the file of `place`. Raises KeyError: no file has it."""
+        """Add a reference to the file that holds `lsn`. Raises KeyError if there is none."""
         with self.lock:
             file = self._holder(place)
             self.idle -= file.sealed and not file.holds
             file.holds += 1
 
     def release(self, place: int) -> None:
-        """One hold less. Raises KeyError: nothing holds it."""
+        """Release a reference. Raises KeyError if there is none."""
         with self.lock:
             file = self._holder(place)
             if not file.holds:
@@ -325,31 +338,31 @@ class JournalFiles:
         return file
 
     def take_idle(self, kept: Callable[[int], bool]) -> tuple[JournalFile, ...]:
-        """Takes the idle files, but those whose numbers are `kept`, out of the list, and closes them; answers them."""
+        """Remove and close the idle files, except those whose numbers are `kept`; return them."""
         with self.lock:
-            gone = tuple(
+            removed = tuple(
                 file for file in self.files[:-1] if file.sealed and not file.holds and not kept(file.number)
             )
-            self.idle -= len(gone)
-            self.files = tuple(file for file in self.files if file not in gone)
-        self.pins.retire(gone)
-        return gone
+            self.idle -= len(removed)
+            self.files = tuple(file for file in self.files if file not in removed)
+        self.pins.retire(removed)
+        return removed
 
     def drop(self, kept_open: Collection[JournalFile] = ()) -> None:
-        """No files any more; those of `kept_open` are not closed."""
+        """Remove all files; those of `kept_open` are not closed."""
         with self.lock:
-            gone, self.files = self.files, ()
-        self.pins.retire(file for file in gone if file not in kept_open)
+            removed, self.files = self.files, ()
+        self.pins.retire(file for file in removed if file not in kept_open)
 
     @contextmanager
     def reading(self) -> Iterator[tuple[JournalFile, ...]]:
-        """The files, none of which is closed before the end of the block."""
+        """Context manager that yields the files; none of them is closed before it ends."""
         with self.pins:
             yield self.files
 
 
 def find(files: tuple[JournalFile, ...], place: int) -> JournalFile | None:
-    """The one of `files` that has the byte at `place`."""
+    """Return the file of `files` that holds `lsn`, or None."""
     number = bisect_right(files, place, key=_first) - 1
     if number < 0 or place >= files[number].end:
         return None

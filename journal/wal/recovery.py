@@ -1,8 +1,7 @@
-"""Opening the transaction journal: looks at what the folder holds, asks the tables of journal.wal.recovery_rules, and
-does what they say.
+"""Recovery of the transaction journal: examine the folder, decide by rules, apply them.
 
-Nothing is changed before everything was looked at: a start that is refused leaves every byte as it was. Before anything
-is served, all of it is on the disk (journal.wal.recovery).
+Nothing is changed before everything was examined: a start that is refused leaves every byte unchanged.
+Everything is durable before the journal is served.
 """
 
 from __future__ import annotations
@@ -49,28 +48,37 @@ NEEDED: Final = "damage in an entry that is still needed"
 """The label of a start that is refused for damage before the snapshot's place."""
 
 PIECE_SIZE: Final = 1 << 20
-"""Bytes looked through for something other than zeros at a time."""
+"""Bytes compared with zeros, or rewritten, at a time."""
 
 
 class JournalState(Protocol):
-    """Memory that is rebuilt from the journal.
+    """In-memory state that is rebuilt from the journal.
 
     At open, `load` comes once, then `apply` for each entry behind what was loaded, in order, then `needed`, `lose` if
     there is something, and `held`.
     """
 
     def load(self, data: bytes) -> None:
-        """Starts from what `dump` gave; b"" is the state of an empty journal. Raises ValueError if it is no dump."""
+        """Replace the state by a dump; b"" is the state of an empty journal.
+
+        Raises ValueError for an invalid dump.
+        """
         ...
 
     def apply(self, entry: Entry) -> None:
-        """One entry; a filler tells that a repair found entries lost there. Its `data` is valid only during the call.
-        Raises ValueError if it makes no sense."""
+        """Apply one entry, whose `data` is valid only during the call.
+
+        Raises ValueError if it is invalid.
+
+        A filler means that a repair found lost entries there.
+        """
         ...
 
     def dump(self) -> Callable[[], bytes]:
-        """Captures the state as all entries appended so far left it, in the owner's thread; what it answers packs it,
-        once, in a worker maybe."""
+        """Capture the state after all entries appended so far, in the owner's thread.
+
+        The result is called once, perhaps in a worker, and encodes the state.
+        """
         ...
 
     def needed(self) -> Iterable[int]:
@@ -82,12 +90,12 @@ class JournalState(Protocol):
         ...
 
     def held(self) -> Iterable[int]:
-        """The places that are still needed, once for each hold."""
+        """Return the LSNs that are still needed, one per reference."""
         ...
 
 
 class JournalOpening:
-    """One opening of the journal in `folder`. After `run` the fields are the journal's parts."""
+    """One opening of the journal in `folder`. After `run` the fields are the parts of the journal."""
 
     def __init__(
         self,
@@ -108,11 +116,11 @@ class JournalOpening:
         self.seed: int
         self.snapshots: Snapshots
         self.lists: tuple[tuple[LiveFile, ...], ...] = ()
-        """What each snapshot of the checkpoint lists."""
+        """The files that each snapshot of the checkpoint lists."""
         self.files = JournalFiles(folder)
 
     def run(self) -> None:
-        """Looks, decides, acts. Raises Corrupt, NewerFormat, Full, OSError."""
+        """Recover the journal. Raises Corrupt, NewerFormat, Full, OSError."""
         self._make_folder()
         children = self._disk.list(self._folder)
         wanted = [
@@ -163,7 +171,10 @@ class JournalOpening:
     def _read_snapshots(
         self, checkpoint: Checkpoint | None
     ) -> tuple[list[SnapshotHead | None], JournalSnapshot | None]:
-        """The head of each snapshot that the checkpoint names, None if it is bad; and the newest good one, whole."""
+        """Read the head of each snapshot in the checkpoint, None if invalid.
+
+        The newest valid one is read completely.
+        """
         heads: list[SnapshotHead | None] = []
         newest: JournalSnapshot | None = None
         for pointer in checkpoint.snapshots if checkpoint is not None else ():
@@ -178,10 +189,10 @@ class JournalOpening:
                 heads.append(None)
         return heads, newest
 
-    # A new journal.
-
     def _create(self) -> None:
-        """The checkpoint first, with the journal's name; a file without one is never taken for a journal."""
+        """Create a journal."""
+        # The checkpoint, which has the journal's id, is written first: files without a checkpoint are never
+        # taken for a journal.
         self.report.warnings.clear()
         salt = int.from_bytes(self._randomness(SALT_SIZE), "big")
         pointer = Pointer(FIRST_SNAPSHOT, 0)
@@ -192,7 +203,7 @@ class JournalOpening:
         self._begin(snapshot)
 
     def _begin(self, snapshot: JournalSnapshot) -> None:
-        """The first file of a journal that has a checkpoint and nothing else."""
+        """Create the first file of a journal that has only a checkpoint."""
         self._load(snapshot)
         head = Head(self.checkpoint.journal_id, self.checkpoint.salt, FIRST_FILE, 0)
         file = JournalFile.create(self._disk, self._folder, head)
@@ -201,13 +212,11 @@ class JournalOpening:
         self.files.add(file)
         self._settle()
 
-    # One that is there.
-
     def _go_on(
         self, numbers: list[int], heads: list[SnapshotHead | None], snapshot: JournalSnapshot | None
     ) -> None:
         if snapshot is None:
-            raise ValueError("a row that needs a snapshot was chosen without one")
+            raise ValueError("a rule that needs a snapshot matched without one")
         used = heads.index(snapshot.head)
         good = [head for head in heads[used:] if head is not None]
         pointers = tuple(Pointer(head.number, head.place) for head in good)
@@ -232,7 +241,7 @@ class JournalOpening:
         self._settle()
 
     def _look(self, numbers: list[int], head: SnapshotHead) -> FilesFound:
-        """What is there, once the table has nothing against it. Raises Corrupt."""
+        """Examine the files, and return the facts if the rules accept them. Raises Corrupt."""
         files = [self._found(number) for number in numbers]
         fallback = self.lists[-1]
         while True:
@@ -248,7 +257,7 @@ class JournalOpening:
             files.pop()
 
     def _found(self, number: int) -> FileFound:
-        """A file by its head."""
+        """Read the header of a file and return the facts about it."""
         path = self._path(number)
         file = self._disk.open_read(path)
         try:
@@ -263,7 +272,7 @@ class JournalOpening:
         return FileFound(number, head.first, size, fault)
 
     def _refused(self, label: str, found: FilesFound) -> Corrupt:
-        """The error that names the file which the row is about."""
+        """Return the error that names the file for which a rule refused the start."""
         faulty = [file for file in found.needed if file.fault]
         if label == "listed file missing":
             return Corrupt(
@@ -278,17 +287,17 @@ class JournalOpening:
             )
         if found.hole is not None:
             reason = (
-                f"{label}: it begins at place {found.hole.first}, which is not where the one before it ends"
+                f"{label}: it starts at LSN {found.hole.first}, which is not the end of the file before it"
             )
             return Corrupt(self._path(found.hole.number), 0, HEAD_SIZE, reason)
         if not found.files:
             return Corrupt(self._path(self.checkpoint.file_number), 0, 0, label)
         if not found.replayed:
-            reason = f"{label}: no file has place {found.place}, from which the snapshot goes on"
+            reason = f"{label}: no file has LSN {found.place}, at which replay starts"
             return Corrupt(self._path(found.files[0].number), 0, 0, reason)
         last = found.files[-1]
         wanted = max(found.forced, found.place)
-        reason = f"{label}: the journal was forced up to place {wanted}, file {found.file_number}"
+        reason = f"{label}: the journal was durable up to LSN {wanted}, file {found.file_number}"
         return Corrupt(self._path(last.number), last.size, last.size + max(0, wanted - last.end), reason)
 
     def _path(self, number: int) -> str:
@@ -302,7 +311,7 @@ class JournalOpening:
             raise Corrupt(path, 0, len(snapshot.state), f"the state cannot be loaded: {error}") from error
 
     def _open_files(self, found: FilesFound) -> None:
-        """Opens what is needed, or would be needed by a start from the older snapshot."""
+        """Open the files that are needed, or would be needed by a start from the older snapshot."""
         left_over = found.left_over
         kept = [file for file in found.files if file not in left_over and not file.fault]
         for file in kept:
@@ -310,55 +319,53 @@ class JournalOpening:
             opened = JournalFile.open(self._disk, self._folder, head, writable=file is kept[-1])
             self.files.files = (*self.files.files, opened)
 
-    # Replay.
-
     def _replay(self, found: FilesFound) -> JournalTail:
-        """Applies every entry behind the snapshot; answers where the journal ends. Raises Corrupt."""
+        """Apply all entries after the snapshot; return the end of the journal. Raises Corrupt."""
         first = found.replayed[0].number
         files = [file for file in self.files.files if file.number >= first]
-        forced = max(found.forced, found.place, files[-1].first)
+        durable_lsn = max(found.forced, found.place, files[-1].first)
         for file in files:
-            place, forced, reason = self._walk(file, max(found.place, file.first + HEAD_SIZE), forced)
-            tail = self._tail(file, place, forced, file is files[-1])
+            lsn, durable_lsn, reason = self._walk(file, max(found.place, file.first + HEAD_SIZE), durable_lsn)
+            tail = self._tail(file, lsn, durable_lsn, file is files[-1])
             row = decide_tail(tail)
             if row.decision is Tail.REFUSE:
                 self.report.labels.append(row.label)
-                bad = place - file.first
+                bad = lsn - file.first
                 later = tail.later - file.first if tail.later is not None else file.size
-                text = f"{row.label} at place {place}: {reason}; forced up to place {tail.forced}"
+                text = f"{row.label} at LSN {lsn}: {reason}; durable up to LSN {tail.forced}"
                 raise Corrupt(file.path, bad, max(bad, later), text)
         self.report.labels.append(row.label)
-        return JournalTail(place, tail.forced, row.decision)
+        return JournalTail(lsn, tail.forced, row.decision)
 
     def _walk(self, file: JournalFile, begin: int, forced: int) -> tuple[int, int, str]:
-        """Applies the entries of a file from the place `begin`. Answers (where they stop adding up, the highest place
-        that is known to be forced, why they stop)."""
-        apply, place, count, reason = self._state.apply, begin, 0, "the file ends"
+        """Apply the entries of a file from LSN `begin` on.
+
+        Returns (LSN where valid entries end, highest LSN known to be durable, why they end).
+        """
+        apply, lsn, count, reason = self._state.apply, begin, 0, "the file ends"
         try:
             for entry in file.entries(begin, self.seed):
                 apply(entry)
                 if type(entry.content) is Filler:
                     self._warn_of(file, entry)
-                place = entry.next
+                lsn = entry.next
                 count += 1
                 if entry.forced > forced:
                     forced = entry.forced
         except BadRecord as error:
-            place, reason = error.position, error.reason
+            lsn, reason = error.position, error.reason
         except ValueError as error:
-            at = place - file.first
-            raise Corrupt(
-                file.path, at, at, f"the state refuses the entry at place {place}: {error}"
-            ) from error
+            at = lsn - file.first
+            raise Corrupt(file.path, at, at, f"the state rejects the entry at LSN {lsn}: {error}") from error
         self.report.replayed += count
-        self.report.walked_bytes += place - begin
-        return place, forced, reason
+        self.report.walked_bytes += lsn - begin
+        return lsn, forced, reason
 
     def _warn_of(self, file: JournalFile, filler: Entry) -> None:
-        self.report.warnings.append(f"{file.path}: {filler.size} bytes at place {filler.place} were lost")
+        self.report.warnings.append(f"{file.path}: {filler.size} bytes at LSN {filler.place} were lost")
 
     def _tail(self, file: JournalFile, place: int, forced: int, last: bool) -> TailFound:
-        """What lies behind the place where the entries of a file stop adding up."""
+        """Return the facts about the rest of a file after its valid entries."""
         later: int | None = None
         found = file.find(place + 1, self.seed) if place < file.end else None
         while found is not None:
@@ -396,30 +403,32 @@ class JournalOpening:
             self._state.lose(lost)
 
     def _hold(self) -> None:
-        """Holds what the state still needs. Raises Corrupt."""
-        for place in self._state.held():
+        """Add the references that the state needs. Raises Corrupt."""
+        for lsn in self._state.held():
             try:
-                self.files.hold(place)
+                self.files.hold(lsn)
             except KeyError as error:
-                raise self._no_file(place) from error
+                raise self._no_file(lsn) from error
         self.files.idle = sum(file.sealed and not file.holds for file in self.files.files)
 
     def _no_file(self, place: int) -> Corrupt:
         return Corrupt(self._folder, 0, 0, f"the state needs the entry at place {place}, which no file has")
 
     def _clean_up(self, numbers: list[int], named: list[int]) -> None:
-        """Removes what a crash left: files that nothing needs, a last one that was never begun, and snapshots that are
-        not among those `named` by the checkpoint."""
+        """Remove what a crash left: obsolete files, an unused last file, and snapshots not in `named`."""
         kept = {file.number for file in self.files.files}
-        gone = [number for number in numbers if number not in kept]
-        for number in gone:
+        removed = [number for number in numbers if number not in kept]
+        for number in removed:
             self._disk.unlink(self._path(number))
-        if gone:
+        if removed:
             self._disk.force_folder(self._folder)
         self.snapshots.prune(named)
 
     def _settle(self) -> None:
-        """The checkpoint says what is true now. On a full disk the one before must do: it is a lower bound."""
+        """Write the current checkpoint.
+
+        On a full disk the previous one stays, whose LSN is a valid lower bound.
+        """
         self.checkpoint = self.checkpoint._replace(
             forced=self.files.forced, file_number=self.files.active.number
         )
@@ -429,22 +438,17 @@ class JournalOpening:
             self.report.warnings.append(f"the checkpoint could not be written: {error}")
 
 
-# The end of the transaction journal at a start: cut off where entries stop adding up, and made durable.
-#
-# What was accepted behind the forced mark is written again in place and forced before anything is served: after a crash
-# the page cache proves nothing. What is cut off is copied aside first.
-
-"""Bytes written again at a time."""
-
 TORN_SIZE_MAX: Final = 16 << 20
-"""Bytes of a cut tail that are copied aside: enough to see what happened, and no second journal."""
+"""Maximum bytes of a truncated tail that are copied: enough for an analysis, but not a second journal."""
 TORN_FILES_MAX: Final = 4
-"""Copies that stay; older ones are removed."""
+"""Copies of truncated tails that are kept; older ones are removed."""
 
 
 class JournalTail(NamedTuple):
-    """`end`: the place where the journal ends; up to `forced` it is known to be on the disk; `decision`: what becomes
-    of what lies behind the end."""
+    """The end of the journal: `end` is its LSN, `durable_lsn` the durable one.
+
+    `decision`: what is done with the bytes after the end.
+    """
 
     end: int
     forced: int
@@ -452,8 +456,10 @@ class JournalTail(NamedTuple):
 
 
 def make_true(disk: Disk, folder: str, file: JournalFile, tail: JournalTail, report: JournalRecovery) -> None:
-    """Cuts, writes again, forces: then everything up to the end is on the disk. `file` is the last one. Raises
-    OSError."""
+    """Truncate, rewrite and fsync the last file `file`: everything up to the end is durable.
+
+    Raises OSError.
+    """
     surplus = file.end - tail.end
     if surplus:
         report.cut_bytes = surplus
@@ -466,7 +472,10 @@ def make_true(disk: Disk, folder: str, file: JournalFile, tail: JournalTail, rep
 
 
 def _keep_torn(disk: Disk, folder: str, file: JournalFile, place: int, report: JournalRecovery) -> None:
-    """Copies the tail aside. A full disk is no reason not to start: then the copy is left out, and said so."""
+    """Copy the tail to a file of its own.
+
+    On a full disk only add a warning, so that the start succeeds.
+    """
     path = filenames.join(folder, filenames.torn_name(place))
     if disk.exists(path):
         disk.unlink(path)
@@ -474,7 +483,7 @@ def _keep_torn(disk: Disk, folder: str, file: JournalFile, place: int, report: J
         copy = disk.create(path)
         write_all(copy, [file.pread(TORN_SIZE_MAX, place)], 0)
     except Full as error:
-        report.warnings.append(f"the bytes cut off at place {place} could not be kept: {error}")
+        report.warnings.append(f"the bytes truncated at LSN {place} could not be copied: {error}")
         return
     copy.force()
     copy.close()
@@ -487,12 +496,13 @@ def _keep_torn(disk: Disk, folder: str, file: JournalFile, place: int, report: J
 
 
 def _force_again(disk: Disk, folder: str, file: JournalFile, forced: int, report: JournalRecovery) -> None:
-    """Writes what lies behind the place `forced` again, the same bytes at the same place, and forces it."""
-    place = max(forced, file.first)
-    if place >= file.end:
+    """Rewrite everything after `durable_lsn` with the same bytes in place, and fsync it."""
+    # After a crash the page cache does not prove that these bytes are on the disk.
+    lsn = max(forced, file.first)
+    if lsn >= file.end:
         return
-    report.rewritten_bytes = file.end - place
-    while place < file.end:
-        place += write_all(file.file, [file.pread(PIECE_SIZE, place)], place - file.first)
+    report.rewritten_bytes = file.end - lsn
+    while lsn < file.end:
+        lsn += write_all(file.file, [file.pread(PIECE_SIZE, lsn)], lsn - file.first)
     file.file.force()
     disk.force_folder(folder)

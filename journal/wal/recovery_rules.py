@@ -1,13 +1,14 @@
-"""What opening the transaction journal finds and what it decides: three tables, pure. journal.wal.recovery looks,
-and does what they say.
+"""Decision tables for recovery of the transaction journal.
 
-A row has a label, a condition and a decision; the first row whose condition holds counts. Reports, tests and the
-operator's page name what happened by these labels.
+No I/O; `journal.wal.recovery` applies them.
 
-The start: a checkpoint that was ever written is never lost by a crash, nor are both of its snapshots
-The files: those that the snapshot lists are there, and from its place on the files follow each other without a hole
-The tail: what is not known to be forced is cut off where entries stop adding up; what was forced is never cut: the
-start is refused, with the place named, and nothing is changed
+A row has a label, a condition and a decision; the first row whose condition is true counts. The labels appear
+in reports, tests and the operators' documentation.
+
+Start: a crash never loses a checkpoint that was written, nor both of its snapshots. Files: those listed by
+the snapshot exist, and the files from its LSN on follow each other without a gap. Tail: data that is not
+known to be durable is truncated where valid entries end; durable data is never truncated: the start is
+refused with its LSN, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -23,27 +24,31 @@ from journal.wal.file import HEAD_SIZE
 
 
 class Kept(NamedTuple):
-    """The files that a start from either of two snapshots needs: `listed` ones, and those from number `since` on."""
+    """Files that a start from either of two snapshots needs.
+
+    These are `listed` and all from number `since` on.
+    """
 
     listed: frozenset[int]
     since: int
 
     @classmethod
     def of(cls, *lists: tuple[LiveFile, ...]) -> Kept:
-        """By what the snapshots list. The last one of a list was being written then: it and all later ones are
-        replayed."""
+        """Build from the file lists of the snapshots."""
+        # The last file of a list was active when the list was made: it and all later ones are replayed.
         since = min((files[-1].number if files else 0 for files in lists), default=0)
         return cls(frozenset(file.number for files in lists for file in files), since)
 
     def has(self, number: int) -> bool:
-        """Whether the file with this number must stay."""
+        """True if the file with this number is required."""
         return number >= self.since or number in self.listed
 
 
 class StartFound(NamedTuple):
-    """`checkpoint` is "good", "none" or "damaged"; `files`: whether there is any journal file.
+    """Facts about the start of the journal.
 
-    `snapshots`: for each that the checkpoint names, the newest first, whether it is good.
+    `checkpoint` is "good", "none" or "damaged"; `files`: whether any journal file exists; `snapshots`:
+    whether each snapshot in the checkpoint is valid, newest first.
     """
 
     checkpoint: str
@@ -52,11 +57,11 @@ class StartFound(NamedTuple):
 
 
 class Start(Enum):
-    """What is done."""
+    """How the journal is opened."""
 
-    CREATE = "make a journal"
-    NEWEST = "replay behind the newest snapshot"
-    OLDER = "replay behind the snapshot before the newest one"
+    CREATE = "create a journal"
+    NEWEST = "replay after the newest snapshot"
+    OLDER = "replay after the snapshot before the newest one"
     REFUSE = "do not start, change nothing"
 
 
@@ -72,7 +77,10 @@ START: Final[tuple[Row[StartFound, Start], ...]] = (
 
 
 class FileFound(NamedTuple):
-    """A file of the journal. `fault` says why its head cannot be used, "" if it can; `first` counts only then."""
+    """A file of the journal. `fault` says why its header is invalid, "" if it is valid.
+
+    `first` is defined only if the header is valid.
+    """
 
     number: int
     first: int
@@ -86,8 +94,11 @@ class FileFound(NamedTuple):
 
 @dataclass(frozen=True)
 class FilesFound:
-    """`files` by rising number. `live` are those that the snapshot lists, `fallback` those that the one before it does.
-    `place`: where replay begins; `forced`, `file_number`: what the checkpoint says."""
+    """Facts about the journal's files.
+
+    `files` is sorted by number. `listed` are listed by the snapshot, `fallback` by the previous one. `lsn`:
+    where replay starts; `durable_lsn`, `file_number`: from the checkpoint.
+    """
 
     files: tuple[FileFound, ...]
     live: tuple[LiveFile, ...]
@@ -98,13 +109,13 @@ class FilesFound:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Numbers of listed files that are not there."""
+        """Numbers of listed files that do not exist."""
         there = {file.number for file in self.files}
         return tuple(file.number for file in self.live if file.number not in there)
 
     @property
     def shorter(self) -> tuple[FileFound, ...]:
-        """Listed files that are not what they were: another first place, or less than there was."""
+        """Listed files that have changed: another first LSN, or fewer bytes."""
         listed = {file.number: file for file in self.live}
         return tuple(
             file
@@ -115,15 +126,16 @@ class FilesFound:
         )
 
     @property
+    # Entries are written only after a header that is fsynced.
     def torn_last(self) -> bool:
-        """Whether the last file is one whose making was cut short: entries come only behind a forced head."""
+        """True if the creation of the last file was interrupted."""
         last = self.files[-1]
         listed = last.number in {file.number for file in self.live}
         return bool(last.fault) and last.size <= HEAD_SIZE and not listed
 
     @property
     def replayed(self) -> tuple[FileFound, ...]:
-        """The files from the one that holds `place`, or ends there, to the last; none if no file does."""
+        """The files from the one that holds `lsn`, or ends there, to the last; none if no file does."""
         begins = [
             n for n, file in enumerate(self.files) if not file.fault and file.first <= self.place <= file.end
         ]
@@ -131,7 +143,7 @@ class FilesFound:
 
     @property
     def needed(self) -> tuple[FileFound, ...]:
-        """The files of which something is still needed."""
+        """The files that are still needed."""
         listed = {file.number for file in self.live}
         replayed = {file.number for file in self.replayed}
         return tuple(file for file in self.files if file.number in listed or file.number in replayed)
@@ -147,17 +159,17 @@ class FilesFound:
 
     @property
     def left_over(self) -> tuple[FileFound, ...]:
-        """Files that nothing needs: their removal was cut short."""
+        """Obsolete files whose removal was interrupted."""
         kept = Kept.of(self.live, self.fallback)
         return tuple(file for file in self.files if not kept.has(file.number))
 
 
 class Files(Enum):
-    """What is done."""
+    """What is done with the files."""
 
-    CREATE = "make the first file"
-    DROP_LAST = "remove the last file, in which nothing was ever written, and look again"
-    REPLAY = "replay from the snapshot's place"
+    CREATE = "create the first file"
+    DROP_LAST = "remove the last file, which was never written, and check again"
+    REPLAY = "replay from the snapshot's LSN"
     REFUSE = "do not start, change nothing"
 
 
@@ -178,11 +190,11 @@ FILES: Final[tuple[Row[FilesFound, Files], ...]] = (
 
 
 class TailFound(NamedTuple):
-    """Where the entries of a file stop adding up.
+    """Facts about the LSN where the valid entries of a file end.
 
-    `place`: where the bad entry begins; equal to `end` (of the file) if all are whole. `forced`: the highest place of
-    which the checkpoint or any whole entry, also one behind the bad one, says that it is on the disk. `later`: where
-    the next whole entry behind the bad one begins. `zeros`: from the place on everything is zero.
+    `lsn`: start of the invalid entry; equal to `end` (of the file) if all are valid. `durable_lsn`: highest
+    LSN that the checkpoint or any valid entry, also a later one, reports as durable. `next_entry`: start of the
+    next valid entry. `zeros`: all bytes from `lsn` on are zero.
     """
 
     place: int
@@ -194,11 +206,11 @@ class TailFound(NamedTuple):
 
 
 class Tail(Enum):
-    """What is done at the place."""
+    """What is done where valid entries end."""
 
-    KEEP = "the journal ends here, or goes on in the next file"
-    CUT = "cut off, after the bytes were copied aside"
-    CUT_ZEROS = "cut off; nothing is lost with zeros"
+    KEEP = "the journal ends here, or continues in the next file"
+    CUT = "truncate, after the bytes were copied"
+    CUT_ZEROS = "truncate; zeros are not copied"
     REFUSE = "do not start, change nothing"
 
 
@@ -213,27 +225,27 @@ TAIL: Final[tuple[Row[TailFound, Tail], ...]] = (
 
 
 def decide_start(found: StartFound) -> Row[StartFound, Start]:
-    """The row of START that counts."""
+    """Return the first row of START_RULES that matches."""
     return next(row for row in START if row.holds(found))
 
 
 def decide_files(found: FilesFound) -> Row[FilesFound, Files]:
-    """The row of FILES that counts."""
+    """Return the first row of FILES_RULES that matches."""
     return next(row for row in FILES if row.holds(found))
 
 
 def decide_tail(found: TailFound) -> Row[TailFound, Tail]:
-    """The row of TAIL that counts."""
+    """Return the first row of TAIL_RULES that matches."""
     return next(row for row in TAIL if row.holds(found))
 
 
 @dataclass
 class JournalRecovery:
-    """What opening found and did.
+    """Report of an opening: what recovery found and did.
 
-    `labels`: rows of the tables, in order. `replayed` entries were read behind the snapshot, in `walked_bytes`.
-    `cut_bytes` were cut off and, up to a limit, copied to `torn_path`; `rewritten_bytes` of an unforced tail were
-    written again and forced. `warnings` say in sentences what an operator should know.
+    `labels`: rows of the tables, in order. `replayed` entries were read after the snapshot, in
+    `walked_bytes`. `cut_bytes` were truncated and, up to a limit, copied to `torn_path`; `rewritten_bytes` of
+    a tail that was not durable were rewritten and fsynced. `warnings` are sentences for an operator.
     """
 
     labels: list[str] = field(default_factory=list)

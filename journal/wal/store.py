@@ -1,8 +1,4 @@
-"""What of the transaction journal is durable, and in which order: its entries, its checkpoints, the roll, its stop.
-
-Everything here but `write` does file work and may run in a worker. The journal's files are forced through one
-`journal.fsync.Gate`.
-"""
+"""The transaction journal: append, read, fsync, checkpoints and the removal of files."""
 
 from __future__ import annotations
 
@@ -44,7 +40,10 @@ from journal.wal.recovery_rules import JournalRecovery, Kept
 
 
 class JournalKeeper:
-    """See the module."""
+    """Durability of the journal: fsyncs through one gate, checkpoints, roll and stop.
+
+    Everything except `write` does file work and may run in a worker.
+    """
 
     def __init__(self, disk: Disk, folder: str, clock: Clock, opening: JournalOpening) -> None:
         self._disk = disk
@@ -62,27 +61,29 @@ class JournalKeeper:
 
     @property
     def place(self) -> int:
-        """The place of the newest checkpoint: a start replays from there."""
+        """LSN of the newest checkpoint; a start replays from there."""
         return self._checkpoint.snapshots[0].place
 
     @property
     def note_due(self) -> bool:
-        """True if the forced mark in the checkpoint may be rewritten."""
+        """True if the durable LSN in the checkpoint may be rewritten again."""
         return self._clock.monotonic() - self._noted >= REWRITE_SECONDS
 
     def fail(self, reason: str) -> Stopped:
-        """Stops the journal; answers the error for whoever is the cause. A start makes it true again, or is refused."""
+        """Stop the journal and return the error for the caller to raise.
+
+        A restart recovers or is refused.
+        """
         files = self._files
         with files.lock:
             files.stopped = files.stopped or reason
             return Stopped(files.stopped)
 
-    # Entries.
-
     def write(self, buffers: Sequence[Bytes], end: int) -> None:
-        """Appends whole entries, up to the place `end`, in the owner's thread. Raises Full, Stopped.
+        """Append whole entries up to LSN `end`, in the owner's thread. Not durable on return.
 
-        What a full disk took of them is cut off again, durably: no power cut brings back what was refused.
+        Raises Full, Stopped. What a full disk accepted of them is truncated durably, so that a power loss
+        cannot restore a rejected append.
         """
         files = self._files
         active = files.active
@@ -99,8 +100,10 @@ class JournalKeeper:
         files.end = end
 
     def roll(self) -> None:
-        """The written file forced, the next one made, its name forced. Raises Stopped, Full: then it may be tried
-        again."""
+        """Fsync and seal the active file, create the next one and fsync the folder.
+
+        Raises Stopped, Full; after Full it may be retried.
+        """
         files, checkpoint = self._files, self._checkpoint
         old = files.active
         try:
@@ -110,34 +113,34 @@ class JournalKeeper:
             new = JournalFile.create(self._disk, self._folder, head)
             self._disk.force_folder(self._folder)
         except OSError as error:
-            raise self.fail(f"a new file of the transaction journal could not be made: {error}") from error
+            raise self.fail(f"a new file of the transaction journal could not be created: {error}") from error
         files.add(new)
 
     def _seal(self) -> None:
-        """The written file's force, after which nobody need force it again. For the gate."""
+        """Fsync and seal the active file. Called by the gate."""
         files = self._files
         files.active.file.force()
         files.seal()
 
-    # Forces.
-
     def force_end(self) -> None:
-        """Forces everything written so far. Raises Stopped."""
+        """Fsync everything written so far. Raises Stopped."""
         files = self._files
         if files.stopped is not None:
             raise Stopped(files.stopped)
-        # In this order: where a roll comes between, the older end is forced, and the newer file is forced needlessly.
+        # In this order: if a roll happens in between, the older end is reported durable and the newer file is
+        # fsynced needlessly.
         end, active = files.end, files.active
         if files.forced >= end:
             return
         try:
             self.gate.force(active)
         except OSError as error:
-            raise self.fail(f"a force failed: {error}") from error
+            raise self.fail(f"an fsync failed: {error}") from error
         files.forced_to(end)
 
     def note(self) -> None:
-        """Rewrites the forced mark, not forced: it only tells rot from a torn tail. A full disk lets it be old."""
+        """Rewrite the durable LSN in the checkpoint without an fsync; on a full disk do nothing."""
+        # An outdated LSN is valid: it is only used to tell damage from a torn tail.
         if self.gate.shut:
             return
         try:
@@ -149,10 +152,8 @@ class JournalKeeper:
         except OSError as error:
             self.fail(f"the checkpoint cannot be written: {error}")
 
-    # Checkpoints.
-
     def live(self) -> tuple[LiveFile, ...]:
-        """The files that a snapshot of this moment needs; in the owner's thread."""
+        """Return the files that a snapshot needs now. Called in the owner's thread."""
         files = self._files
         with files.lock:
             *older, active = files.files
@@ -160,16 +161,16 @@ class JournalKeeper:
             return (*held, LiveFile(active.number, active.first, files.end))
 
     def checkpoint(self, place: int, live: tuple[LiveFile, ...], state: Callable[[], bytes]) -> None:
-        """Makes a snapshot count that describes every entry before `place`; then removes what nothing needs any more.
+        """Write a checkpoint of all entries before `lsn`, then remove obsolete files.
 
-        Raises Stopped, Full: then the checkpoints before must do.
+        Raises Stopped, Full; the previous checkpoints are then still valid.
         """
         with self._checkpoint_lock:
             try:
                 self._make_checkpoint(place, live, state)
                 self._remove_idle()
             except OSError as error:
-                raise self.fail(f"a checkpoint could not be made: {error}") from error
+                raise self.fail(f"a checkpoint could not be written: {error}") from error
 
     def _make_checkpoint(self, place: int, live: tuple[LiveFile, ...], state: Callable[[], bytes]) -> None:
         old = self._checkpoint
@@ -187,14 +188,14 @@ class JournalKeeper:
         self._lists = (live, *self._lists)[:KEPT]
 
     def _remove_idle(self) -> None:
-        """Removes the files and snapshots that neither of the two checkpoints needs."""
+        """Remove the files and snapshots that neither checkpoint needs."""
         kept = Kept.of(*self._lists)
         for file in self._files.take_idle(kept.has):
             self._disk.unlink(file.path)
         self._snapshots.prune([pointer.number for pointer in self._checkpoint.snapshots])
 
     def settle(self) -> None:
-        """The checkpoint says what is forced, durably. Raises Full, Stopped."""
+        """Write the durable LSN to the checkpoint file; durable on return. Raises Full, Stopped."""
         try:
             with self._mark_lock:
                 self._checkpoint_file.settle(self._marked())
@@ -205,17 +206,15 @@ class JournalKeeper:
         files = self._files
         return self._checkpoint._replace(forced=files.forced, file_number=files.active.number)
 
-    # The end.
-
     def drop(self, reason: str) -> None:
-        """Nothing more is written or forced; the files are closed when nobody uses them."""
+        """Stop without another write or fsync; files are closed when no read uses them."""
         self.gate.shut = True
         self.fail(reason)
         self.let_go()
 
     def let_go(self) -> None:
-        """Gives the files back, but for one with bytes that are not known to be forced: closing it could swallow the
-        error."""
+        """Close all files, except those with bytes that are not known to be durable."""
+        # Closing such a file could hide its fsync error.
         files = self._files
         files.drop(self.gate.keep_unforced(files.files, files.forced))
 
@@ -231,21 +230,22 @@ __all__ = [
 ]
 
 READ_SIZE: Final = 4096
-"""What a read of an entry of unknown size begins with: most fit."""
+"""Bytes read first for an entry of unknown size; most entries fit."""
 
 RECLAIM_SECONDS: Final = 10.0
-"""A checkpoint only to get rid of idle files at most this often: each costs a snapshot and some forces."""
+"""Minimum time between checkpoints that only remove idle files: each costs a snapshot and some fsyncs."""
 
 RETRY_SECONDS: Final = 1.0
-"""After a checkpoint that a full disk prevented, the next one waits as long."""
+"""Delay of the next checkpoint after one that failed on a full disk."""
 
 
 @dataclass(frozen=True)
 class JournalOptions:
-    """`file_bytes`: a file is followed by the next before it would pass this (one larger append stands alone).
+    """Limits of the transaction journal, in bytes.
 
-    `checkpoint_bytes`: a checkpoint is due after so many; a start replays about as much. `flush_bytes`: so many
-    unforced bytes make a force due that nobody waits for.
+    `file_bytes`: an append that would exceed it goes to a new file (a larger append has a file of its own).
+    `checkpoint_bytes`: a checkpoint is due after this many; a start replays about as much. `flush_bytes`:
+    this many non-durable bytes make an fsync due even if no caller waits for one.
     """
 
     file_bytes: int = 64 << 20
@@ -257,7 +257,7 @@ DEFAULTS: Final = JournalOptions()
 
 
 class JournalFileInfo(NamedTuple):
-    """A file: its number, the place of its first byte, its size in bytes, and how many holds keep it."""
+    """A file: its number, LSN of its first byte, size in bytes, and number of references."""
 
     number: int
     first: int
@@ -266,7 +266,7 @@ class JournalFileInfo(NamedTuple):
 
 
 class JournalPlan(NamedTuple):
-    """What one force covers: everything up to the place `end`, as the journal was when the plan was made."""
+    """State of the journal when an fsync is planned: it makes everything before LSN `end` durable."""
 
     log: JournalStore
     keeper: JournalKeeper
@@ -274,25 +274,31 @@ class JournalPlan(NamedTuple):
     end: int
 
     def force(self) -> None:
-        """Forces the file; in a worker. Raises OSError, for ever after the first time."""
+        """Fsync the file. Called in a worker.
+
+        Raises OSError; after the first error every later call raises too.
+        """
         self.keeper.gate.force(self.file)
 
     def begin(self, begin: Begin, landed: Landed) -> bool:
-        """As `force`, without a thread; `landed(error)` when it has ended. False: nothing was begun."""
+        """Start the fsync without a thread and call `callback(error)` at its end.
+
+        False if none was started.
+        """
         return self.keeper.gate.begin(self.file, begin, landed)
 
 
 class JournalStore:
-    """The transaction journal: entries in numbered files as one space of places, appended at the end, read anywhere.
+    """The transaction journal: entries in numbered files, addressed by LSN.
 
-    It guarantees: an append is written as a whole or refused; nothing that was forced is ever given up by itself; a
-    file goes only when nobody holds anything in it and two checkpoints lie behind it; after a failed force it takes no
-    writes.
+    Guarantees: an append is written completely or rejected; durable data is never discarded by recovery; a
+    file is removed only when it has no references and two newer checkpoints exist; after a failed fsync no
+    writes are accepted.
 
-    Threads: the *owner* (one thread, the reactor's) calls everything, except where a method says that it may run in a
-    worker or beside the owner.
+    Threads: one owner thread (the reactor's) calls everything, except methods that are documented as safe in
+    a worker thread or concurrently with the owner.
 
-    Made by `JournalStore.open`. It is a `journal.fsync.Forceable`: a Forcer serves it.
+    Made by `JournalStore.open`. It is a `journal.fsync.FsyncTarget`: a Forcer fsyncs it.
     """
 
     def __init__(
@@ -304,7 +310,7 @@ class JournalStore:
         state: JournalState,
     ) -> None:
         self.journal_id: Final = opening.checkpoint.journal_id
-        """Made once, with the journal; names it as a source in the partitions."""
+        """Random id, made once with the journal; names it as a source in the partitions."""
         self.recovery: Final[JournalRecovery] = opening.report
         """What the opening found."""
         self.options: Final = options
@@ -329,49 +335,52 @@ class JournalStore:
         options: JournalOptions = DEFAULTS,
         randomness: Callable[[int], bytes] = os.urandom,
     ) -> JournalStore:
-        """Opens the journal in `folder`, or makes one (`new_id` is called only then); after recovery.
+        """Recover and return the journal in `folder`.
 
-        Everything up to `end_offset` is forced then. Raises Corrupt (nothing was changed), NewerFormat, Full (only
-        where one is made), OSError. May run in a worker.
+        Create one if there is none (only then `new_id` is called).
+
+        Everything up to `end_offset` is durable on return. May run in a worker. Raises Corrupt (nothing was
+        changed), NewerFormat, Full (only when creating), OSError.
         """
-        opening = JournalOpening(disk, folder, state, new_id, randomness)
-        opening.run()
-        keeper = JournalKeeper(disk, folder, clock, opening)
-        return cls(opening, keeper, clock, options, state)
+        recovery = JournalOpening(disk, folder, state, new_id, randomness)
+        recovery.run()
+        durability = JournalKeeper(disk, folder, clock, recovery)
+        return cls(recovery, durability, clock, options, state)
 
     @property
     def end_offset(self) -> int:
-        """The place where the next entry goes: everything before is written. (Forcers call it so.)"""
+        """LSN of the next entry; everything before is written.
+
+        Named as `journal.fsync.FsyncTarget` requires.
+        """
         return self._files.end
 
     @property
     def forced_offset(self) -> int:
-        """The place up to which everything is on the disk."""
+        """Durable LSN: everything before it survives a power loss."""
         return self._files.forced
 
     @property
     def stopped(self) -> str | None:
-        """Why the journal takes no writes; None if it does."""
+        """Why the journal accepts no writes; None if it accepts them."""
         return self._files.stopped
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(file.size for file in self._files.files)
 
     @property
     def files(self) -> list[JournalFileInfo]:
-        """The files, by rising numbers; the last one is written."""
+        """The files by ascending number; the last one is active."""
         return [JournalFileInfo(f.number, f.first, f.size, f.holds) for f in self._files.files]
 
-    # Writing.
-
     def before_append(self, size: int) -> Callable[[], None] | None:
-        """File work that must be done before an append of `size` bytes (the sum of `entry_size`); None: append at once.
+        """Return the file work needed before an append of `size` bytes (sum of `entry_size`), or None.
 
-        The work (a roll to the next file) may run in a worker: until it ends no append may come, and no checkpoint may
-        begin; reads, holds and releases may. It raises Stopped, Full. `append` does it inline if the caller did not.
-        Raises Stopped, Closed.
+        The work (a roll) may run in a worker. Until it returns, no append may run and no checkpoint may
+        start; reads and references may. The work raises Stopped, Full. `append` does it inline if the caller
+        did not. Raises Stopped, Closed.
         """
         self._writable()
         active = self._files.active
@@ -380,22 +389,24 @@ class JournalStore:
         return self._keeper.roll
 
     def append(self, entries: Sequence[Content]) -> list[int]:
-        """Appends all of them in one write; the place of each. They are on the disk once forced up to `end_offset`.
+        """Append all entries in one write and return their LSNs.
 
-        Raises TooLarge, Full (nothing was appended; go on when there is space), Stopped, Closed. A crash in the middle
-        may leave the first few of them.
+        They are durable after an fsync up to `end_offset`.
+
+        Raises TooLarge, Full (nothing was appended; continue when there is space), Stopped, Closed. A crash
+        during the write may leave the first few of them.
         """
         self._writable()
         if not entries:
             return []
         files = self._files
-        buffers, places, end = encode_entries(entries, files.end, files.forced, self._seed)
+        buffers, lsns, end = encode_entries(entries, files.end, files.forced, self._seed)
         work = self.before_append(end - files.end)
         if work is not None:
             work()
-            buffers, places, end = encode_entries(entries, files.end, files.forced, self._seed)
+            buffers, lsns, end = encode_entries(entries, files.end, files.forced, self._seed)
         self._keeper.write(buffers, end)
-        return places
+        return lsns
 
     def _writable(self) -> None:
         if self.closed:
@@ -403,20 +414,20 @@ class JournalStore:
         if self._files.stopped is not None:
             raise Stopped(self._files.stopped)
 
-    # Reading: any thread, also beside the owner.
+    # Reading: any thread, concurrently with the owner.
 
     def read(self, place: int, size: int = 0) -> Entry:
-        """The entry at `place`, verified; `size`, if it is known, saves a read. Any thread.
+        """Read and verify the entry at `lsn`; a known `size` saves a read. Any thread.
 
-        Raises Corrupt (Lost: and a repair has given it up), OSError, Closed.
+        Raises Corrupt (Lost if a repair has replaced it by a filler), OSError, Closed.
         """
         entry = self._read(place, size or READ_SIZE, cached=False)
         if entry is None:
-            raise ValueError("a read that may wait has no answer")
+            raise ValueError("a read that may wait returned nothing")
         return entry
 
     def read_cached(self, place: int, size: int = 0) -> Entry | None:
-        """As `read`, or None if that would have to wait for the disk. Any thread."""
+        """As `read`, but None if the read would wait for the disk. Any thread."""
         return self._read(place, size or READ_SIZE, cached=True)
 
     def _read(self, place: int, size: int, cached: bool) -> Entry | None:
@@ -425,13 +436,13 @@ class JournalStore:
                 raise Closed("the transaction journal")
             file = find(files, place)
             if file is None:
-                raise Corrupt(self._files.folder, place, place, f"no file has the entry at place {place}")
+                raise Corrupt(self._files.folder, place, place, f"no file has the entry at LSN {place}")
             pread = file.pread_cached if cached else file.pread
             size = max(size, HEADER_SIZE)
             data: Buffer | None = pread(size, place)
             if data is not None and size < (claimed := claimed_size(data)):
                 if place + claimed > file.end:
-                    raise self._bad(file, place, "it says that it is longer than its file")
+                    raise self._bad(file, place, "it is longer than its file")
                 data = pread(claimed, place)
             if data is None:
                 return None
@@ -444,38 +455,44 @@ class JournalStore:
             return entry
 
     def _bad(self, file: JournalFile, place: int, reason: str) -> Corrupt:
-        """The entry at `place` of a file cannot be read."""
+        """Return the error for an unreadable entry at `lsn` of a file."""
         position = place - file.first
         if file.lost(place, self._seed):
-            reason = f"the entry at place {place} was lost, a repair has closed the gap"
+            reason = f"the entry at LSN {place} was lost and replaced by a repair"
             return Lost(file.path, position, position + HEADER_SIZE, reason)
-        return Corrupt(file.path, position, position + HEADER_SIZE, f"the entry at place {place}: {reason}")
+        return Corrupt(file.path, position, position + HEADER_SIZE, f"the entry at LSN {place}: {reason}")
 
-    # Holding.
+    # File references.
 
     def hold(self, place: int) -> None:
-        """The file of the entry at `place` must stay until `release`; holds are counted. Raises KeyError."""
+        """Keep the file of the entry at `lsn` until `release`; references are counted.
+
+        Raises KeyError.
+        """
         self._files.hold(place)
 
     def release(self, place: int) -> None:
-        """Takes one `hold` back. Raises KeyError."""
+        """Release one reference made by `add_reference`. Raises KeyError."""
         self._files.release(place)
 
-    # Forcing: see journal.fsync.
+    # Fsync: see journal.fsync.
 
     @property
     def flush_due(self) -> bool:
-        """True if so much is unforced that a force should begin although nobody waits for one."""
+        """True if an fsync should start even if no caller waits for one, because of `flush_bytes`."""
         files = self._files
         return files.end - files.forced > self.options.flush_bytes and files.stopped is None
 
     def force(self) -> None:
-        """Forces inline. Raises Stopped, Closed."""
+        """Fsync everything written so far, in this thread. Raises Stopped, Closed."""
         self._writable()
         self._keeper.force_end()
 
     def force_plan(self) -> JournalPlan | None:
-        """What a force that starts now would cover; None if there is nothing to force, or no use in it."""
+        """Plan an fsync of everything written so far.
+
+        None if nothing needs it or the journal is stopped.
+        """
         files = self._files
         if self.closed or files.stopped is not None or files.forced >= files.end:
             return None
@@ -483,20 +500,21 @@ class JournalStore:
         return JournalPlan(self, self._keeper, files.active, end)
 
     def force_done(self, plan: JournalPlan, error: Exception | None) -> Callable[[], None] | None:
-        """Takes note of a force's end: `forced_offset` moves, or the journal stops. Answers work for a worker."""
+        """Record the result of an fsync: advance `forced_offset`, or stop the journal.
+
+        Returns follow-up file work for a worker, or None.
+        """
         files = self._files
         if error is not None:
-            self._keeper.fail(f"a force failed: {error}")
+            self._keeper.fail(f"an fsync failed: {error}")
         if files.stopped is not None or self.closed:
             return None
         files.forced_to(plan.end)
         return self._keeper.note if self._keeper.note_due else None
 
-    # Checkpoints.
-
     @property
     def checkpoint_due(self) -> bool:
-        """True if a checkpoint should begin; never while one is under way."""
+        """True if a checkpoint should start; never while one is running."""
         files = self._files
         if self._under_way or self.closed or files.stopped is not None:
             return False
@@ -505,50 +523,50 @@ class JournalStore:
         return files.idle > 0 and self._clock.monotonic() >= self._reclaim_after
 
     def checkpoint(self) -> Callable[[], None]:
-        """Captures the state; answers the work that makes a checkpoint of it, for a worker.
+        """Capture the state and return the work that writes a checkpoint of it, for a worker.
 
-        Between the call and the work's end the owner may append, hold and release, but not begin another one; it may
-        not be called while the work of `before_append` is under way. Then comes `checkpointed` with how the work ended.
-        The caller guarantees that what the state calls applied is forced in the partitions. The work raises Full,
-        Stopped. Raises Stopped, Closed.
+        Until the work returns the owner may append and use references, but not start another checkpoint. Must
+        not be called while the work of `before_append` runs. `checkpoint_done` must be called with the result of
+        the work. The caller guarantees that everything the state reports as applied is durable in the
+        partitions. The work raises Full, Stopped. Raises Stopped, Closed.
         """
         self._writable()
         if self._under_way:
-            raise RuntimeError("a checkpoint of the transaction journal is under way")
+            raise RuntimeError("a checkpoint of the transaction journal is running")
         self._under_way = True
-        place, live, state = self._files.end, self._keeper.live(), self._state.dump()
-        return lambda: self._keeper.checkpoint(place, live, state)
+        lsn, live, state = self._files.end, self._keeper.live(), self._state.dump()
+        return lambda: self._keeper.checkpoint(lsn, live, state)
 
     def checkpointed(self, error: Exception | None) -> None:
-        """The end of the work of a `checkpoint`, in the owner's thread."""
+        """Record the end of the work of `checkpoint`, in the owner's thread."""
         self._under_way = False
         now = self._clock.monotonic()
         self._reclaim_after = now + RECLAIM_SECONDS
         self._retry_after = now if error is None else now + RETRY_SECONDS
 
-    # Ending.
-
     def close(self) -> None:
-        """Forces, makes a last checkpoint, closes; a stopped journal is only closed. Twice is harmless.
+        """Fsync, write a last checkpoint and close; a stopped journal is only closed.
 
-        Raises Stopped if that fails, Full if the disk is full: closed all the same. May run in a worker.
+        Repeated calls do nothing.
+
+        May run in a worker. The journal is closed even if this raises Stopped or Full.
         """
         if self.closed:
             return
         self.closed = True
-        files, keeper = self._files, self._keeper
+        files, durability = self._files, self._keeper
         try:
             if files.stopped is None:
-                keeper.force_end()
-                if files.end > keeper.place or files.idle:
-                    keeper.checkpoint(files.end, keeper.live(), self._state.dump())
+                durability.force_end()
+                if files.end > durability.place or files.idle:
+                    durability.checkpoint(files.end, durability.live(), self._state.dump())
                 else:
-                    keeper.settle()
+                    durability.settle()
         finally:
-            keeper.let_go()
+            durability.let_go()
 
     def abandon(self, reason: str) -> None:
-        """Lets go without writing or forcing anything more. Twice is harmless."""
+        """Close without another write or fsync. Repeated calls do nothing."""
         if not self.closed:
             self.closed = True
             self._keeper.drop(reason)

@@ -140,9 +140,9 @@ def test_a_wrong_checksum_of_a_record_is_found_only_by_messages() -> None:
 def test_blocks_of_another_place_and_another_log_are_damage() -> None:
     log = Bytes(first_offset=100)
     log.append(b"x")
-    with pytest.raises(Damaged, match="is from offset 100, and stands at 200"):
+    with pytest.raises(Damaged, match="is of offset 100, but is at 200"):
         decoder(log).decode(log.body(), 200)
-    with pytest.raises(Damaged, match="the control record is of log"):
+    with pytest.raises(Damaged, match="the block trailer is of log"):
         decoder(Bytes(partition=1)).decode(log.body(), 100)
 
 
@@ -153,7 +153,7 @@ def test_ordinals_that_do_not_go_on_are_damage() -> None:
     log.append(b"y")
     error = raised(log)
     assert (error.first, error.next) == (log.pieces[1].offset, log.end)
-    assert "first ordinal is 2, 1 was to come" in str(error)
+    assert "first ordinal is 2, 1 was expected" in str(error)
 
 
 def test_a_control_record_of_a_later_version_is_no_damage() -> None:
@@ -163,5 +163,5 @@ def test_a_control_record_of_a_later_version_is_no_damage() -> None:
     at = len(body) - CONTROL_SIZE
     body[at + 21] = 2
     body[at + 4 : at + 8] = crc32(body[at + 20 :]).to_bytes(4, "big")
-    with pytest.raises(DecodeFailed, match="control version 2, 1 is known; use a newer client"):
+    with pytest.raises(DecodeFailed, match="block trailer version 2, 1 is known; use a newer client"):
         decoder(log).decode(body, 0)

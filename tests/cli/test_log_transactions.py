@@ -159,7 +159,7 @@ def test_a_checkpoint_that_is_gone_is_told_and_made_anew(offline: Cli, journal: 
     (journal / "checkpoint").unlink()
     assert offline("log", "verify", str(journal)).code == 4
     assert "checkpoint" in offline("log", "dump", str(journal), "--control").out.decode()
-    assert "made anew from snapshot" in offline("log", "repair", str(journal), "--json").out.decode()
+    assert "created again from snapshot" in offline("log", "repair", str(journal), "--json").out.decode()
     assert offline("log", "verify", str(journal)).code == 0
 
 

@@ -119,7 +119,7 @@ def test_a_log_whose_force_failed_answers_errors_and_never_forces_again() -> Non
     forced = log.forced_offset
     bench.send()
     bench.disk.faults.fail("force", path=".zxQueue")
-    with pytest.raises(Stopped, match="force failed"):
+    with pytest.raises(Stopped, match="fsync failed"):
         log.force()
     before = bench.disk.faults.counts["force"]
     for call in (log.force, bench.send, lambda: log.truncate_before(forced)):

@@ -41,7 +41,7 @@ def force_until_it_fails(image: LoopImage, log: Log) -> int:
         log.force()
     forced = log.forced_offset
     fill(image, log)
-    with pytest.raises(Stopped, match="a force failed"):
+    with pytest.raises(Stopped, match="an fsync failed"):
         log.force()
     assert log.forced_offset == forced
     return forced

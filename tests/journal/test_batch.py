@@ -118,12 +118,12 @@ def test_ids_go_on_by_one_from_the_sequence_that_was_named(count: int) -> None:
     found = records(count)
     for wrong in ([found[1], found[0], *found[2:]], [found[0], *found[:-1]]):
         data, blocks = batch(wrong)
-        with pytest.raises(BadBatch, match="was to come"):
+        with pytest.raises(BadBatch, match="was expected"):
             verify_batch(data, blocks, PRODUCER, 0, count)
     data, blocks = batch(found)
-    with pytest.raises(BadBatch, match="was to come"):
+    with pytest.raises(BadBatch, match="was expected"):
         verify_batch(data, blocks, PRODUCER, 1, count)
-    with pytest.raises(BadBatch, match="was to come"):
+    with pytest.raises(BadBatch, match="was expected"):
         verify_batch(data, blocks, PRODUCER + 1, 0, count)
 
 

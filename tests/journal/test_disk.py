@@ -174,7 +174,7 @@ def test_a_system_without_syncfs_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     disk = RealDisk()
     anchor = disk.open_anchor(str(tmp_path))
     monkeypatch.setattr(disk_module, "_syncfs", None)
-    with pytest.raises(OSError, match="at once"):
+    with pytest.raises(OSError, match="whole file system"):
         disk.sync_file_system(anchor)
 
 

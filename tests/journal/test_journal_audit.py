@@ -159,7 +159,7 @@ def test_progress_reaches_the_end_of_each_file(journal: Journal) -> None:
 def test_a_record_of_the_brokers_own_before_a_producers_is_not_counted(journal: Journal) -> None:
     """As the note with the due times stands before a delayed batch. Another one too many, or too few, is damage."""
     note, records = make_record(b"due", make_id(2, 0)), [make_record(b"x", make_id(90, n)) for n in range(3)]
-    for count, fault in ((3, ""), (2, "3 records, it names 2"), (4, "3 records, it names 4")):
+    for count, fault in ((3, ""), (2, "3 records, its header has 2"), (4, "3 records, its header has 4")):
         data = note + b"".join(records)
         piece = AppendMsg(1, 7, 90, 0, count, ((len(data), 4, crc32(data)),), data)
         assert wal_verify._fault(piece, True) == fault

@@ -92,7 +92,7 @@ def test_a_file_whose_making_was_cut_short_is_made_anew(file: JournalFile) -> No
     assert disk.read_file(PATH) == encode_head(HEAD) and again.size == HEAD_SIZE
     append(again, message(1, 1))
     whole = disk.read_file(PATH)
-    with pytest.raises(OSError, match="would be made again"):
+    with pytest.raises(OSError, match="would be created again"):
         JournalFile.create(disk, FOLDER, HEAD)
     assert disk.read_file(PATH) == whole
 
@@ -175,7 +175,7 @@ def test_what_cannot_be_cut_off_is_an_error_of_the_disk(file: JournalFile) -> No
     with pytest.raises(Full):
         append(file, message(1, 2))
     disk.faults.fail("truncate", error=errno.ENOSPC)
-    with pytest.raises(OSError, match="cannot be cut off"):
+    with pytest.raises(OSError, match="cannot be truncated"):
         file.cut()
 
 

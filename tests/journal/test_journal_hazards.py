@@ -30,7 +30,7 @@ def test_hazard_05_a_bad_entry_never_takes_later_prepared_transactions_with_it()
         for length in (0, 1, 2**31, 2**32 - 1, 1 << 20):
             journal.disk.write_file(journal.file(), whole)
             journal.disk.damage(journal.file(), place, length.to_bytes(4, "big"))
-            with pytest.raises(Corrupt, match=f"damage before forced entries at place {place}"):
+            with pytest.raises(Corrupt, match=f"damage before forced entries at LSN {place}"):
                 journal.open()
             assert journal.disk.read_file(journal.file())[place + 4 :] == whole[place + 4 :]
 
@@ -221,7 +221,7 @@ def test_item_38_zeros_and_impossible_lengths_in_the_middle_are_named_at_the_tai
     journal.disk.write_file(
         journal.file(), whole[: HEAD_SIZE + ONE] + bytes(ONE) + whole[HEAD_SIZE + 2 * ONE :]
     )
-    with pytest.raises(Corrupt, match=f"place {HEAD_SIZE + ONE}"):
+    with pytest.raises(Corrupt, match=f"LSN {HEAD_SIZE + ONE}"):
         journal.open()
     journal.disk.write_file(journal.file(), whole[: HEAD_SIZE + 3 * ONE] + bytes(4096))
     journal.open()

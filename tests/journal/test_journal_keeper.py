@@ -174,7 +174,7 @@ def test_after_a_failed_force_nothing_is_ever_forced_again() -> None:
     journal = opened().sent(2)
     journal.send()
     journal.disk.faults.fail("force")
-    with pytest.raises(Stopped, match="a force failed"):
+    with pytest.raises(Stopped, match="an fsync failed"):
         journal.store.force()
     forces = journal.disk.faults.counts["force"]
     plan = journal.store.force_plan()

@@ -108,7 +108,7 @@ def test_a_state_that_needs_what_no_file_has_is_damage() -> None:
     original = state.held
     state.held = lambda self: held()  # type: ignore[method-assign]
     try:
-        with pytest.raises(Corrupt, match="place 10000, which no file has"):
+        with pytest.raises(Corrupt, match="LSN 10000, which no file has"):
             journal.open()
     finally:
         state.held = original  # type: ignore[method-assign]
@@ -133,7 +133,7 @@ def test_a_state_that_refuses_an_entry_or_a_dump_ends_the_start_and_names_it() -
         )  # fmt: skip
 
     before = journal.bytes()
-    with pytest.raises(Corrupt, match=f"place {HEAD_SIZE}: a commit of nothing"):
+    with pytest.raises(Corrupt, match=f"LSN {HEAD_SIZE}: a commit of nothing"):
         open_with(Refusing())
     journal.checkpoint()
     with pytest.raises(Corrupt, match="no dump of mine"):
@@ -270,7 +270,7 @@ def test_what_a_removed_snapshot_or_slot_costs_is_told() -> None:
     journal.checkpoint()
     journal.disk.unlink(journal.path(snapshot_name(journal.snapshots[-1])))
     journal.kill()
-    assert "not there" in journal.store.recovery.warnings[0]
+    assert "missing" in journal.store.recovery.warnings[0]
     assert journal.store.recovery.labels[0] == "older snapshot"
     size = len(journal.disk.read_file(CHECKPOINT))
     assert size <= 2 * 4096

@@ -288,7 +288,7 @@ def test_start_missing(journal: Journal) -> None:
     journal.sent(7)
     journal.disk.unlink(journal.file(1))
     error = refused(journal, "start missing")
-    assert error.path == journal.file(2) and "place 0" in error.reason
+    assert error.path == journal.file(2) and "LSN 0" in error.reason
 
 
 def test_listed_file_cut(journal: Journal) -> None:
@@ -351,7 +351,7 @@ def test_damage_before_forced_entries(journal: Journal) -> None:
     journal.disk.damage(journal.file(), HEAD_SIZE + ONE + 50, b"\xff")
     error = refused(journal, "damage before forced entries")
     assert (error.path, error.first, error.next) == (journal.file(1), HEAD_SIZE + ONE, HEAD_SIZE + 2 * ONE)
-    assert f"forced up to place {HEAD_SIZE + 3 * ONE}" in error.reason
+    assert f"durable up to LSN {HEAD_SIZE + 3 * ONE}" in error.reason
 
 
 def test_forced_entries_lost(journal: Journal) -> None:

@@ -90,7 +90,7 @@ def test_what_was_lost_is_said_by_whoever_reads_it() -> None:
     (done,) = mended(journal)
     assert done.lost == 2 * ONE and "messages of transaction 1" in done.note
     for place in (HEAD_SIZE + ONE, HEAD_SIZE + 2 * ONE):
-        with pytest.raises(Lost, match=f"place {place} was lost"):
+        with pytest.raises(Lost, match=f"LSN {place} was lost"):
             journal.store.read(place)
     assert journal.store.read(HEAD_SIZE + 3 * ONE).place == HEAD_SIZE + 3 * ONE
     assert journal.store.files[0].holds == 5
@@ -175,7 +175,7 @@ def test_a_lost_checkpoint_is_made_anew_from_the_snapshots(journal: Journal) -> 
         else:
             journal.disk.write_file(CHECKPOINT, data)
         done = mended(journal)
-        assert "made anew from snapshot" in done[0].note
+        assert "created again from snapshot" in done[0].note
         assert kept(journal) == rows and journal.store.journal_id == 5
 
 
@@ -249,7 +249,7 @@ def test_an_end_that_is_gone_with_its_file_gives_its_places_to_nobody_else(journ
 def test_where_nothing_says_whose_journal_it_is_nothing_is_made_of_it(journal: Journal) -> None:
     for name in list(journal.bytes()):
         journal.disk.write_file(journal.path(name), b"?" * 100)
-    with pytest.raises(Corrupt, match="whose journal"):
+    with pytest.raises(Corrupt, match="has the journal"):
         repair_journal(journal.disk, FOLDER)
     for name in list(journal.bytes()):
         journal.disk.unlink(journal.path(name))

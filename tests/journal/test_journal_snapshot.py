@@ -89,7 +89,7 @@ def test_hazard_05_a_count_of_files_is_not_believed(disk: SimulatedDisk) -> None
 
 
 def test_a_snapshot_that_is_not_there_is_damage(disk: SimulatedDisk) -> None:
-    with pytest.raises(Corrupt, match="not there"):
+    with pytest.raises(Corrupt, match="is missing"):
         of(disk).read(3)
 
 
@@ -98,7 +98,7 @@ def test_a_snapshot_of_another_journal_or_number_is_damage(disk: SimulatedDisk) 
     with pytest.raises(Corrupt, match="of journal 0x5, not of 0x6"):
         of(disk, 6).read(3)
     disk.write_file(path(4), disk.read_file(path()))
-    with pytest.raises(Corrupt, match="says that it is number 3"):
+    with pytest.raises(Corrupt, match="it has the number 3"):
         of(disk).read(4)
 
 

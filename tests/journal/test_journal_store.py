@@ -72,7 +72,7 @@ def test_a_cached_read_does_not_wait_for_the_disk() -> None:
 @pytest.mark.parametrize("place", [0, 1, HEAD_SIZE + 1, HEAD_SIZE + ONE - 1, HEAD_SIZE + 2 * ONE, 1 << 60])
 def test_a_place_where_no_entry_begins_is_an_error_that_names_it(place: int) -> None:
     journal = opened(WIDE).sent(2)
-    with pytest.raises(Corrupt, match=f"place {place}"):
+    with pytest.raises(Corrupt, match=f"LSN {place}"):
         journal.store.read(place)
 
 

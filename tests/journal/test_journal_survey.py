@@ -98,7 +98,7 @@ def test_a_damaged_entry_says_what_it_was_unproven() -> None:
     journal.append(message(12, 1), Operation(PREPARE, 13, b"x"), Operation(77, 13))
     file = survey(journal).files[0]
     places = [row[0] for row in journal.state.seen]
-    assert claim(file, places[0]) == "it says of itself: messages of transaction 12"
-    assert claim(file, places[1]) == "it says of itself: prepare of transaction 13"
-    assert claim(file, places[2]) == "it says of itself: operation 77 of transaction 13"
+    assert claim(file, places[0]) == "its unverified header: messages of transaction 12"
+    assert claim(file, places[1]) == "its unverified header: prepare of transaction 13"
+    assert claim(file, places[2]) == "its unverified header: operation 77 of transaction 13"
     assert claim(file, places[2] + 1) == claim(file, file.end - 5) == ""

@@ -67,7 +67,7 @@ def test_what_was_accepted_behind_the_forced_mark_is_written_again_and_forced_be
 def test_a_last_file_whose_name_is_not_known_to_be_forced_is_made_durable_too() -> None:
     journal = opened().sent(5)
     journal.disk.faults.fail("force_folder")
-    with pytest.raises(Exception, match="could not be made"):
+    with pytest.raises(Exception, match="could not be created"):
         journal.send()
     again = Journal(journal.disk)
     again.open()
@@ -117,7 +117,7 @@ def test_a_full_disk_does_not_prevent_a_start() -> None:
     journal.disk.space_bytes = journal.disk.used_bytes()
     journal.kill()
     assert len(journal.state.seen) == 2
-    assert any("could not be kept" in warning for warning in journal.store.recovery.warnings)
+    assert any("could not be copied" in warning for warning in journal.store.recovery.warnings)
     with pytest.raises(Full):
         journal.send()
     journal.disk.space_bytes = None

@@ -169,7 +169,7 @@ def test_a_stop_survives_restarts_until_it_is_lifted() -> None:
         log.append_payloads([b"more"])
     for _ in range(3):
         log = bench.crash()
-        assert log.stopped is not None and "force failed" in log.stopped
+        assert log.stopped is not None and "fsync failed" in log.stopped
         assert log.forced_offset <= forced
         with pytest.raises(Stopped):
             bench.send()

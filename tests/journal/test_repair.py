@@ -77,7 +77,7 @@ def test_one_damaged_record_becomes_a_filler_and_nothing_else_changes() -> None:
     assert (repaired.first, repaired.next, repaired.first_ordinal) == (starts[1], starts[2], 3)
     assert (repaired.kept, repaired.lost, repaired.source_lost) == (2, 1, False)
     assert repaired.fillers == ((starts[1] + 30, 30, 1),)
-    assert "not proven" in repaired.note
+    assert "not verified" in repaired.note
     after = all_bytes(disk, paths)
     assert after[: starts[1] + 30] == data[: starts[1] + 30]
     assert after[starts[2] :] == data[starts[2] :]
@@ -436,7 +436,7 @@ def test_too_little_to_mend_is_an_error_that_names_the_place() -> None:
     disk, data, _, paths = written(groups_of_three(1))
     disk.write_file(paths[0], data + b"rest")
     MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, len(data) + 4, 3, 9999, 1))
-    with pytest.raises(Corrupt, match="too little") as caught:
+    with pytest.raises(Corrupt, match="too few") as caught:
         repair(disk, FOLDER)
     assert caught.value.first == len(data)
 

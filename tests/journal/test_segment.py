@@ -89,7 +89,7 @@ def test_ordinals_must_go_on_from_read_to_read(disk: SimulatedDisk, monkeypatch:
     first = closed(records(2), BASE, 5)
     second = closed(records(2, sequence=2), BASE + len(first), 8)
     disk.write_file(f"{FOLDER}/{BASE:032d}.zxQueue", first + second)
-    with pytest.raises(BadRecord, match="7 was to come") as caught:
+    with pytest.raises(BadRecord, match="7 was expected") as caught:
         list(reopened(disk).blocks())
     assert caught.value.position == len(first)
 

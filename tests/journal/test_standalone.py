@@ -65,7 +65,7 @@ def test_places_out_of_range_are_told(tmp_path: Path) -> None:
         log.force()
         with pytest.raises(BeyondEnd):
             list(records(log, offset=log.end_offset + 1))
-        with pytest.raises(ValueError, match="one place"):
+        with pytest.raises(ValueError, match="one start position"):
             list(records(log, offset=0, ordinal=0))
         log.append_payloads([b"b"])
         log.force()

@@ -227,9 +227,9 @@ def test_a_mark_that_does_not_hold_and_a_newer_one(broker: SimulatedBroker) -> N
         log = logs.partitions("orders")[0]
         good = broker.disk.read_file(path)
         broker.disk.write_file(path, b"x" * len(good))
-        with pytest.raises(Damaged, match=r"orders-0: .*neither of its two slots is whole"):
+        with pytest.raises(Damaged, match=r"orders-0: .*neither of its two slots is valid"):
             logs.bounds(log)
-        with pytest.raises(Damaged, match="neither of its two slots is whole"):
+        with pytest.raises(Damaged, match="neither of its two slots is valid"):
             logs.partitions("orders")
         broker.disk.write_file(path, good)
         assert logs.bounds(log).first == 0

@@ -26,8 +26,8 @@ FORCES: Final = (
         "force-does-nothing",
         "what is acknowledged as synced survives a power cut",
         "journal/log/segment.py",
-        '        then."""\n        self.file.force()\n',
-        '        then."""\n',
+        '        After an OSError it must not be called again.\n        """\n        self.file.force()\n',
+        '        After an OSError it must not be called again.\n        """\n',
         [ENUMERATION],
     ),
     Mutant(
@@ -51,9 +51,9 @@ FORCES: Final = (
         "a new segment's name survives a power cut before anything in it is acknowledged",
         "journal/log/durability.py",
         "            self._disk.force_folder(self._folder)\n        except OSError as error:\n"
-        '            raise self.fail(f"a new segment could not be made: {error}") from error\n',
+        '            raise self.fail(f"a new segment could not be created: {error}") from error\n',
         "        except OSError as error:\n"
-        '            raise self.fail(f"a new segment could not be made: {error}") from error\n',
+        '            raise self.fail(f"a new segment could not be created: {error}") from error\n',
         [KEEPER, ENUMERATION],
     ),
     Mutant(
@@ -85,33 +85,33 @@ FORCES: Final = (
         "a log that stopped stays stopped over a restart",
         "journal/log/durability.py",
         "        try:\n            self.settle()\n        except (OSError, Full) as error:\n"
-        '            extent.stopped = f"{reason}; log.mark',
+        '            segment_set.stopped = f"{reason}; log.mark',
         "        try:\n            self.note_due\n        except (OSError, Full) as error:\n"
-        '            extent.stopped = f"{reason}; log.mark',
+        '            segment_set.stopped = f"{reason}; log.mark',
         [OPENING, KEEPER, f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again"],
     ),
     Mutant(
         "clean-is-not-taken-back-before-the-first-write",
         "a crash behind a clean start is recovered, not believed clean",
         "journal/log/durability.py",
-        "                extent.clean = False\n                self.settle()\n",
-        "                extent.clean = False\n",
+        "                segment_set.clean = False\n                self.settle()\n",
+        "                segment_set.clean = False\n",
         [KEEPER, f"{LOG}::test_a_clean_log_is_marked_dirty_before_its_first_append", RECOVERY],
     ),
     Mutant(
         "epoch-not-raised",
         "a reader from before a cut is told",
         "journal/log/recovery.py",
-        "            epoch = next_epoch(extent.epoch, self._clock.wall_ms(), cut=True)\n",
-        "            epoch = extent.epoch\n",
+        "            epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), cut=True)\n",
+        "            epoch = segment_set.epoch\n",
         [LOG],
     ),
     Mutant(
         "epoch-raised-only-in-memory",
         "the raised epoch is on the disk before anything is served",
         "journal/log/recovery.py",
-        "            self.mark.settle(extent.marks()._replace(epoch=epoch, starts=starts))\n",
-        "            self.mark.note(extent.marks()._replace(epoch=epoch, starts=starts))\n",
+        "            self.mark.settle(segment_set.marks()._replace(epoch=epoch, starts=starts))\n",
+        "            self.mark.note(segment_set.marks()._replace(epoch=epoch, starts=starts))\n",
         [PROMISES],
     ),
     Mutant(
@@ -134,26 +134,26 @@ FORCES: Final = (
         "forced-mark-is-the-end-at-completion",
         "the forced mark covers only what was written before the force began",
         "journal/log/log.py",
-        "        extent.forced_to(plan.end, plan.end_ordinal)\n",
-        "        extent.forced_to(extent.end, extent.end_ordinal)\n",
+        "        segment_set.forced_to(plan.end, plan.end_ordinal)\n",
+        "        segment_set.forced_to(segment_set.end, segment_set.end_ordinal)\n",
         [FORCE],
     ),
     Mutant(
         "forced-mark-moves-when-the-force-begins",
         "the forced mark moves after the force succeeded",
         "journal/log/log.py",
-        "        return ForcePlan(self, self._keeper, extent.active, *place, now, snapshot)\n",
-        "        extent.forced_to(extent.end, extent.end_ordinal)\n"
-        "        return ForcePlan(self, self._keeper, extent.active, *place, now, snapshot)\n",
+        "        return ForcePlan(self, self._keeper, segment_set.active, *position, now, snapshot)\n",
+        "        segment_set.forced_to(segment_set.end, segment_set.end_ordinal)\n"
+        "        return ForcePlan(self, self._keeper, segment_set.active, *position, now, snapshot)\n",
         [FORCE],
     ),
     Mutant(
         "forced-mark-moves-after-a-failed-force",
         "a failed force acknowledges nothing",
         "journal/log/log.py",
-        '        if error is not None:\n            reason = f"a force failed: {error}"\n',
+        '        if error is not None:\n            reason = f"an fsync failed: {error}"\n',
         "        if error is not None:\n            extent.forced_to(plan.end, plan.end_ordinal)\n"
-        '            reason = f"a force failed: {error}"\n',
+        '            reason = f"an fsync failed: {error}"\n',
         [FORCE, f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again"],
     ),
     Mutant(
@@ -181,8 +181,9 @@ FORCES: Final = (
         "failed-force-does-not-stop-the-log",
         "after a failed force a log takes no writes",
         "journal/log/log.py",
-        "                extent.stopped = extent.stopped or reason\n            return lambda: self._fail(reason)\n",
-        "                extent.stopped = extent.stopped\n            return None\n",
+        "                segment_set.stopped = segment_set.stopped or reason\n"
+        "            return lambda: self._fail(reason)\n",
+        "                segment_set.stopped = segment_set.stopped\n            return None\n",
         [FORCE, CONFORMANCE],
     ),
     Mutant(
@@ -206,8 +207,8 @@ FORCES: Final = (
         "unforced-file-closed",
         "a file with bytes that are not known to be forced is never closed",
         "journal/log/durability.py",
-        "        extent.replace((), tuple(s for s in extent.segments if s not in unforced))\n",
-        "        extent.replace((), extent.segments)\n",
+        "        segment_set.replace((), tuple(s for s in segment_set.segments if s not in unforced))\n",
+        "        segment_set.replace((), segment_set.segments)\n",
         [PROMISES],
     ),
     Mutant(
@@ -270,10 +271,11 @@ FORCES: Final = (
         "snapshot-written-before-its-force",
         "a snapshot never describes more than is forced",
         "journal/log/durability.py",
-        "            self.gate.force(old, old.seal)\n            extent.forced_to(extent.end, extent.end_ordinal)\n"
+        "            self.gate.force(old, old.seal)\n"
+        "            segment_set.forced_to(segment_set.end, segment_set.end_ordinal)\n"
         "            self.keep_snapshot(snapshot)\n",
         "            self.keep_snapshot(snapshot)\n            self.gate.force(old, old.seal)\n"
-        "            extent.forced_to(extent.end, extent.end_ordinal)\n",
+        "            segment_set.forced_to(segment_set.end, segment_set.end_ordinal)\n",
         [KEEPER, ENUMERATION],
     ),
     Mutant(
@@ -296,8 +298,8 @@ FORCES: Final = (
         "segments-go-before-the-marks-say-so",
         "retention never leaves a log that misses what its marks promise",
         "journal/log/durability.py",
-        "                extent.first, extent.first_ordinal = offset, ordinal\n            self.settle()\n",
-        "                extent.first, extent.first_ordinal = offset, ordinal\n",
+        "                segment_set.first, segment_set.first_ordinal = offset, ordinal\n            self.settle()\n",
+        "                segment_set.first, segment_set.first_ordinal = offset, ordinal\n",
         [KEEPER],
     ),
     Mutant(

@@ -298,8 +298,8 @@ DATA_FOLDERS: Final = (
         "folder-in-the-way-is-met-late",
         "a folder where a file belongs is named before anything is changed",
         "journal/log/recovery.py",
-        "        self._require_files()\n        marks, status",
-        "        marks, status",
+        "        self._require_files()\n        checkpoint, status",
+        "        checkpoint, status",
         ["tests/journal/test_recovery.py"],
     ),
     Mutant(

@@ -153,8 +153,8 @@ SPARK_LOGS: Final = (
         "read-behind-the-forced-mark",
         "nothing behind the forced mark is ever given out of a folder",
         "journal/log/readonly.py",
-        "        extent.end, extent.end_ordinal = marks.forced, marks.forced_ordinal\n",
-        "        extent.end, extent.end_ordinal = 1 << 40, 1 << 40\n",
+        "        segment_set.end, segment_set.end_ordinal = marks.forced, marks.forced_ordinal\n",
+        "        segment_set.end, segment_set.end_ordinal = 1 << 40, 1 << 40\n",
         [ONLOOKER],
     ),
     Mutant(
@@ -169,8 +169,8 @@ SPARK_LOGS: Final = (
         "vanished-segment-is-a-crash",
         "a segment that retention takes during a read lies below the start",
         "journal/log/readonly.py",
-        "                if not self._distrust(gone) and not self._moved(gone):\n",
-        "                if not self._distrust(gone):\n",
+        "                if not self._distrust(removed) and not self._moved(removed):\n",
+        "                if not self._distrust(removed):\n",
         [ONLOOKER],
     ),
     Mutant(

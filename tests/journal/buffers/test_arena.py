@@ -61,7 +61,7 @@ def test_a_place_is_not_taken_back_twice(size: int) -> None:
     place = arena.take(size)
     arena.take(size)
     arena.give(place)
-    with pytest.raises(ValueError, match="no used"):
+    with pytest.raises(ValueError, match="not an allocated"):
         arena.give(place)
 
 

@@ -62,14 +62,14 @@ def test_a_full_chunk_gives_nothing() -> None:
 def test_a_run_that_is_not_out_is_not_taken_back(node: int) -> None:
     chunk = Chunk()
     chunk.take(2)
-    with pytest.raises(ValueError, match="no used run"):
+    with pytest.raises(ValueError, match="not an allocated run"):
         chunk.give(node)
 
 
 def test_the_parent_of_two_taken_halves_is_not_a_run() -> None:
     chunk = Chunk()
     chunk.take(1), chunk.take(1)
-    with pytest.raises(ValueError, match="no used run"):
+    with pytest.raises(ValueError, match="not an allocated run"):
         chunk.give(1)
 
 

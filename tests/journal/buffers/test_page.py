@@ -41,5 +41,5 @@ def test_what_was_given_out_and_taken_back_at_random_agrees_with_a_set() -> None
 @pytest.mark.parametrize("wrong", [0, 8, -112, PAGE_BYTES])
 def test_an_element_that_is_not_out_is_not_taken_back(wrong: int) -> None:
     page = slab(112)
-    with pytest.raises(ValueError, match="no used element"):
+    with pytest.raises(ValueError, match="not an allocated element"):
         page.give(page.position + wrong)
