@@ -74,7 +74,7 @@ def test_what_a_producer_summed_wrongly_is_found_where_records_are_asked_for() -
     bench.arrive(NOW + DAY)
     bench.arrived[2] = bench.arrived[2]._replace(record=bytes(short))
     bench.spill()
-    assert "columns say" in verify(bench, records=True).findings[1].what
+    assert "in the columns" in verify(bench, records=True).findings[1].what
 
 
 def test_one_that_is_missing_short_or_long_is_named(bench: Bench) -> None:

@@ -133,7 +133,7 @@ def test_a_chunk_is_none_at_another_place_or_in_another_file() -> None:
         (HEAD_SIZE, seed_of(IDENTITY, Span(SPAN.start, 10))),
         (HEAD_SIZE, seed_of(Identity(5, 9), SPAN)),
     ):
-        with pytest.raises(Corrupt, match="no such head"):
+        with pytest.raises(Corrupt, match="invalid head"):
             decode_chunk(head, position, seed, "f")
 
 
@@ -157,7 +157,7 @@ def test_columns_that_do_not_add_up_are_damage_whatever_their_checksum(wrong: Me
 
 def test_sizes_that_do_not_make_up_the_chunk_are_damage() -> None:
     buffers, chunk = encode_chunk(MESSAGES, HEAD_SIZE, 1000, SEED)
-    with pytest.raises(Corrupt, match="sizes do not add up"):
+    with pytest.raises(Corrupt, match="sizes are inconsistent"):
         decode_columns(buffers[1], chunk._replace(size=chunk.size + 1), SPAN, SEED, "f")
 
 

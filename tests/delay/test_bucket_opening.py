@@ -61,7 +61,7 @@ def test_a_missing_file_is_refused_by_name_and_nothing_is_changed(bench: Bench) 
 def test_a_missing_or_rotten_checkpoint_is_refused_and_nothing_is_changed(bench: Bench) -> None:
     bench.damage_file("checkpoint", lambda data: data.__setitem__(slice(None), bytes(len(data))))
     before = picture(bench)
-    with pytest.raises(Corrupt, match="neither"):
+    with pytest.raises(Corrupt, match="both of its copies"):
         bench.on(bench.disk)
     bench.disk.unlink(f"{FOLDER}/checkpoint")
     before.pop("checkpoint")

@@ -150,7 +150,7 @@ def test_where_nothing_says_whose_they_are_nothing_is_made_of_it(bench: Bench) -
     bench.disk.unlink(f"{FOLDER}/checkpoint")
     for name in bench.files():
         bench.damage_file(name, flip(8))
-    with pytest.raises(Corrupt, match="whose buckets"):
+    with pytest.raises(Corrupt, match="identifies the store"):
         repair_buckets(bench.disk, FOLDER)
 
 

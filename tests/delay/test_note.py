@@ -134,20 +134,20 @@ def test_bytes_behind_a_checksum_that_holds_are_not_trusted_either() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_there_is_one_end_and_no_other(name: str, end: bytes) -> None:
     payload = encode_note(ALL[name])[HEADER_SIZE:].rstrip(b"\xff")
-    with pytest.raises(BadNote, match=r"not as long as|were to come"):
+    with pytest.raises(BadNote, match=r"do not match|has only"):
         decode_note(make_record(payload + end, header.NOTE_ID))
 
 
 def test_a_count_that_no_batch_has_asks_for_no_memory() -> None:
     payload = header.HEAD.pack(1, header.ARRIVAL, header.SHAPE_SAME_DUE, 0, (1 << 32) - 1, (1 << 32) - 1, LOG)
-    with pytest.raises(BadNote, match="no arrival is of 4294967295 messages"):
+    with pytest.raises(BadNote, match="arrival of 4294967295 messages"):
         decode_note(make_record(payload + b"\x80" + bytes(7) + b"\xff" * 5, header.NOTE_ID))
 
 
 def test_what_a_later_version_wrote_is_named() -> None:
     payload = bytearray(encode_note(ALL["times"])[HEADER_SIZE:])
     payload[0] = 2
-    with pytest.raises(NewerFormat, match="a note of the arrivals"):
+    with pytest.raises(NewerFormat, match="an arrival header"):
         decode_note(make_record(payload, header.NOTE_ID))
 
 

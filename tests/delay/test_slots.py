@@ -34,7 +34,7 @@ def test_a_slot_that_was_given_up_is_not_given_again_soon(monkeypatch: pytest.Mo
 def test_there_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOTS_MAX", 2)
     slots = Slots([bucket(1), bucket(2)])
-    with pytest.raises(Full, match="no more"):
+    with pytest.raises(Full, match="limit of 2"):
         slots.free()
     slots.drop([bucket(1), bucket(7)])
     assert slots.free() == 1

@@ -1,1 +1,1 @@
-"""Delayed delivery: messages that become messages of their partition when they are due."""
+"""Delayed delivery: stores messages until they are due, then appends them to partitions."""

@@ -1,8 +1,9 @@
-"""Cancels and reschedules: each a note in the arrivals, told once that is on the disk.
+"""Cancels and reschedules of delayed messages, and the lookup of their states.
 
-From the moment that a change is asked for until it is sure, its message does not fire and its line waits; while a
-firing is not sure, the change waits. So exactly one of the two happens, and both sides know which. What nobody knows,
-since the arrivals' disk failed under the note, stays blocked until a start has found out.
+Each change is a header in the arrival log and is reported once that is durable. While a change is running, its message
+is locked and its target queue waits; while the delivery of a message is not durable, a change waits. So exactly one of
+the two happens, and both callers get the same result. If the arrival log fails during a change, the result is unknown
+and the message stays locked until the next start.
 """
 
 from __future__ import annotations
@@ -44,11 +45,14 @@ from tfmq.errors import UNKNOWN as OUTCOME_UNKNOWN
 from tfmq.errors import Busy, DiskFull, StorageStopped
 
 REPEAT_MS: Final = 10
-"""Who asks by an old handle for a due that the message has, or for one so little earlier, repeats what was done: what
-was waited is taken off a delay that is sent again, so it means the same moment. Whatever else is asked for is done."""
-UNSURE_CHANGE: Final = "the disk failed under the arrivals of delayed messages"
+"""A reschedule to nearly the current due time, by an old handle, is a repetition.
+
+It may be at most this much earlier. A client that repeats the call subtracts the time that has passed from the delay,
+so the result is the same moment. All other due times are applied.
+"""
+UNSURE_CHANGE: Final = "the disk failed under the arrival log of delayed messages"
 FULL: Final = (
-    "As many cancelled messages are remembered as may be. Some are forgotten when their time is over."
+    "The maximum number of cancelled messages is stored. The oldest expire after delay.outcome_seconds."
 )
 
 Cancelled = Callable[[str | None, BaseException | None], None]
@@ -57,7 +61,7 @@ Ended = Callable[[BaseException | None], None]
 
 
 class Arriving(Protocol):
-    """How new turns get into the queue: `tfmq.delay.delay_queue.DelayQueue`."""
+    """How rescheduled messages are added to the queue; implemented by `DelayQueue`."""
 
     def expect(self, due_min: int) -> int: ...
     def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None: ...
@@ -72,7 +76,10 @@ class _Cancel(NamedTuple):
 
 
 class Changing:
-    """See the module. `sure()`: arrivals with numbers below are on the disk."""
+    """Cancels and reschedules messages.
+
+    `durable_number()`: arrivals with lower numbers are durable. Broker thread only.
+    """
 
     def __init__(
         self,
@@ -92,24 +99,24 @@ class Changing:
         self._time, self._finder, self._run, self._arriving = time, finder, run, arriving
         self._sure, self._leaving = sure, leaving
         self._active: dict[Turn, list[Callable[[], None]]] = {}
-        """Turns under change, and who wants to know what becomes of them."""
+        """Locked turns, and callbacks to call when their changes end."""
         self._lost: set[Turn] = set()
         self._cancels: list[_Cancel] = []
 
     @property
     def due(self) -> bool:
-        """Whether `write` has something to do."""
+        """Whether `write` has work."""
         return bool(self._cancels)
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way that can still end."""
+        """Whether no change is running."""
         return not self._active
 
-    # Cancelling
+    # Cancel
 
     def cancel(self, key: int, turn: Turn, done: Cancelled) -> None:
-        """As `DelayQueue.cancel`."""
+        """Cancel a message, see `DelayQueue.cancel`."""
         now = Turn(*self._state.rescheduled.latest(*turn))
         state = self._ask(key, now, partial(self.cancel, key, turn, done), partial(done, None))
         if state is None:
@@ -121,14 +128,17 @@ class Changing:
         self._cancels.append(_Cancel(key, now, done))
 
     def write(self) -> bool:
-        """Writes the cancels of this turn in one note; whether there were any."""
+        """Append the cancels of this turn of the broker in one header.
+
+        Return whether there were any.
+        """
         cancels, self._cancels = self._cancels, []
         for start in range(0, len(cancels), TURNS_MAX):
             part = cancels[start : start + TURNS_MAX]
             dues = array("Q", [each.turn.due for each in part])
             numbers = array("Q", [each.turn.number for each in part])
-            note = notes.cancel(Turns(dues, numbers))
-            self._landing.append([note_batch(note)], partial(self._cancel_written, part, note))
+            header = notes.cancel(Turns(dues, numbers))
+            self._landing.append([note_batch(header)], partial(self._cancel_written, part, header))
         return bool(cancels)
 
     def _cancel_written(
@@ -162,10 +172,10 @@ class Changing:
                 self._free(key, turn)
                 done(CANCELLED, None)
 
-    # Rescheduling
+    # Reschedule
 
     def reschedule(self, key: int, turn: Turn, wire: bytes, done: Moved) -> None:
-        """As `DelayQueue.reschedule`."""
+        """Reschedule a message, see `DelayQueue.reschedule`."""
         now = Turn(*self._state.rescheduled.latest(*turn))
         if turn in self._active:
             now = turn
@@ -182,7 +192,7 @@ class Changing:
         self._when_sure(now, partial(self._look_up, key, now, wire, done))
 
     def _repeats(self, moved: Turn, wire: bytes) -> bool:
-        """Whether the message waits already for the due that is asked for."""
+        """Return whether the message already has the requested due time."""
         word = int.from_bytes(wire, "big")
         if word >= RELATIVE:
             return 0 <= moved.due - (self._time.taken_ms() + word - RELATIVE) <= REPEAT_MS
@@ -192,11 +202,11 @@ class Changing:
         done(*((None, error) if error is not None else (Rescheduled(RESCHEDULED, moved), None)))
 
     def _when_sure(self, turn: Turn, then: Ended) -> None:
-        """Once the message's arrival is on the disk."""
+        """Call `then` once the message's arrival is durable."""
         if turn.number < self._sure():
             then(None)
         elif turn.number >= self._landing.log.end_ordinal:
-            then(DiskFull())  # a start found it there, and waits for space to make it sure
+            then(DiskFull())  # the start found it in the log's tail, which is not durable for lack of space
         else:
             self._landing.when_forced(self._landing.log.end_offset, then)
 
@@ -225,21 +235,21 @@ class Changing:
         wire: bytes,
         ended: Callable[[list[Turn], BaseException | None], None],
     ) -> None:
-        """Gives pending messages of one target new dues, all in one append. They are blocked."""
+        """Assign new due times to locked, pending messages of one target, in one append."""
         name = self._lines.destination.name(key)
         if name is None:
             for turn in turns:
                 self._free(key, turn)
-            ended([], StorageStopped(reason="its topic is gone", outcome=OUTCOME_UNKNOWN))
+            ended([], StorageStopped(reason="its topic is deleted", outcome=OUTCOME_UNKNOWN))
             return
         ahead = self._time.ahead_ms()
         dues = effective(wire, len(turns), self._time.taken_ms(), ahead)
         old = Turns(array("Q", [turn.due for turn in turns]), array("Q", [turn.number for turn in turns]))
         data = b"".join(records)
-        note = notes.reschedule(key, name.rpartition("-")[0], dues, len(data), old, ahead)
+        header = notes.reschedule(key, name.rpartition("-")[0], dues, len(data), old, ahead)
         ticket = self._arriving.expect(dues.low)
-        batches = [note_batch(note), *map(copy_of, records)]
-        self._landing.append(batches, partial(self._move_written, key, turns, note, data, ticket, ended))
+        batches = [note_batch(header), *map(copy_of, records)]
+        self._landing.append(batches, partial(self._move_written, key, turns, header, data, ticket, ended))
 
     def _move_written(
         self,
@@ -280,15 +290,14 @@ class Changing:
         self._landing.when_forced(answer.end_offset, forced)
 
     def _settle(self) -> None:
-        """What is on the disk by now counts no more; its arrivals are there, too."""
+        """Process the changes, and the arrivals before them, that are durable now."""
         self._arriving.settle()
         self._leaving.settle(self._landing.log.forced_offset)
 
-    # The wall clock
+    # Steps of the wall clock
 
     def postpone(self, line: Line, part: Part) -> None:
-        """These are due, first ones of their line, and the wall clock does not show yet what their senders meant: they
-        arrive again, with the dues that it takes by now."""
+        """Reschedule due messages at the head of a queue that are too early by the wall clock."""
         count = len(part.numbers)
         turns = [part.turn(index) for index in range(count)]
         if any(turn in self._active for turn in turns):
@@ -301,7 +310,7 @@ class Changing:
             for turn in turns[len(records) if whole else 0 :]:
                 self._free(line.key, turn)
             if not whole:
-                # Damage is told when it is the line's turn to read it: by one message at a time.
+                # Damaged records are reported when the queue reads them as its first rows.
                 line.hold(FLOW_PAUSE_SECONDS)
                 return
             moved = turns[: len(records)]
@@ -315,10 +324,13 @@ class Changing:
         read = partial(self._lines.fetching.read, part.locators, part.numbers, SLICE_BYTES)
         self._run(read, fetched)
 
-    # What is under way
+    # Running changes
 
     def _ask(self, key: int, turn: Turn, again: Callable[[], None], failed: Ended) -> str | None:
-        """What can be said of it now; None: it is asked again when more is known, or has failed."""
+        """Return the state of a message.
+
+        None: `again` is called when it may be known, or `failed` was called.
+        """
         if turn in self._lost:
             failed(StorageStopped(reason=UNSURE_CHANGE, outcome=OUTCOME_UNKNOWN))
             return None
@@ -331,9 +343,9 @@ class Changing:
             failed(error)
             return None
         if state == UNSURE:
-            line = self._lines.get(key)
-            assert line is not None, "a line fires it"
-            line.settling.wait(turn, again)
+            queue = self._lines.get(key)
+            assert queue is not None, "a line fires it"
+            queue.settling.wait(turn, again)
             return None
         if state == PENDING and self._state.full:
             failed(Busy(FULL))
@@ -346,15 +358,17 @@ class Changing:
             self._lines.blocked.add(turn)
 
     def _end(self, key: int, turn: Turn, error: BaseException | None) -> None:
-        """The note was refused; whether it is there nobody knows where the error says so."""
+        """End a change after a failed append; if it may have been written, the result is unknown."""
         if getattr(error, "outcome", None) == OUTCOME_UNKNOWN:
             self._lose(turn)
         else:
             self._free(key, turn)
 
     def _free(self, key: int, turn: Turn) -> None:
-        """It is known what became of it. Who waits for that asks again, one by one: where one of them changes the
-        message once more, the rest waits for that."""
+        """Unlock a turn and call the waiting callbacks, one by one.
+
+        If one of them starts another change of the message, the others wait for that.
+        """
         waiting = self._active.pop(turn, [])
         self._lines.unblock(key, turn)
         for index, again in enumerate(waiting):
@@ -365,7 +379,7 @@ class Changing:
                 return
 
     def _lose(self, turn: Turn) -> None:
-        """Nobody knows what became of it: it stays blocked."""
+        """End a change with an unknown result: the turn stays locked."""
         waiting = self._active.pop(turn, [])
         self._lost.add(turn)
         for again in waiting:
@@ -373,14 +387,15 @@ class Changing:
 
 
 def copy_of(record: bytes) -> Batch:
-    """A record as a batch of its own."""
+    """Return a batch with a single record."""
     producer_id, sequence = split_id(HEADER.unpack_from(record)[2])
     return Batch(record, cut_blocks(record), producer_id, sequence, 1)
 
 
 class Finder:
-    """Finds single delayed messages on the disk: in the arrivals by their numbers, or in the buckets of their dues.
+    """Finds records of single messages on disk.
 
+    They are in the arrival log, by number, or in the bucket of the due time.
     Any thread.
     """
 
@@ -388,7 +403,10 @@ class Finder:
         self._log, self._buckets = log, buckets
 
     def record(self, key: int, turn: Turn) -> bytes | None:
-        """The message's whole record; None: it is nowhere. Its arrival is forced. Raises OSError, Closed."""
+        """Return the whole record of a message with a durable arrival; None if not found.
+
+        Raises OSError, Closed.
+        """
         try:
             offset, ordinal = self._log.offset_of_ordinal(turn.number)
             if ordinal == turn.number and offset >= self._buckets.spilled_offset:
@@ -396,7 +414,7 @@ class Finder:
                 if record is not None:
                     return None if HEADER.unpack_from(record)[2] == NOTE_ID else record
         except (BelowStart, BeyondEnd, NotARecord, Corrupt):
-            pass  # given up, or damaged: a bucket may have it
+            pass  # truncated, or damaged: it may be in a bucket
         return self._in_bucket(key, turn)
 
     def _in_bucket(self, key: int, turn: Turn) -> bytes | None:
@@ -409,14 +427,14 @@ class Finder:
 
 
 UNSURE: Final = "unsure"
-"""It is being fired: its line's `settling` knows when to ask again."""
+"""The message is being fired: its queue's `flush_tracker` calls back when to check again."""
 WAITS_FOR_SPACE: Final = "the end of its partition waits for space to be made durable"
 
 
 class Judge:
-    """What can be said of one delayed message now: cancelled, delivered, pending or unknown; or that one must wait.
+    """Finds the state of a delayed message, or that the caller must wait for it.
 
-    `floor()`: nothing that is pending is due before.
+    `floor()`: no pending message is due before.
     """
 
     def __init__(
@@ -432,9 +450,10 @@ class Judge:
         self._outcome_ms, self._floor = outcome_ms, floor
 
     def state(self, key: int, turn: Turn, number_next: int) -> str:
-        """PENDING, CANCELLED, DELIVERED, UNKNOWN or UNSURE; numbers from `number_next` on do not exist.
+        """Return PENDING, CANCELLED, DELIVERED, UNKNOWN or FIRING.
 
-        Raises StorageStopped: only its target's log could tell, which takes nothing at the moment.
+        Numbers from `number_next` on do not exist. Raises StorageStopped: the state depends on the target's log, which
+        is stopped.
         """
         if turn.number >= number_next:
             return UNKNOWN
@@ -442,23 +461,24 @@ class Judge:
             return CANCELLED
         if self._destination.name(key) is None:
             return UNKNOWN
-        line = self._lines.get(key)
-        if line is not None and line.fires(turn):
-            if line.parked:
-                raise StorageStopped(reason=line.parked, outcome=OUTCOME_UNKNOWN)
+        queue = self._lines.get(key)
+        if queue is not None and queue.fires(turn):
+            if queue.parked:
+                raise StorageStopped(reason=queue.parked, outcome=OUTCOME_UNKNOWN)
             return UNSURE
         through = self._lines.settled(key)
         now = self._time.now_ms()
         if through is not None and turn <= through:
             return DELIVERED if turn.due > now - self._outcome_ms else UNKNOWN
-        if line is None and turn.due <= now:
+        if queue is None and turn.due <= now:
             self._refuse_doubt(key, turn, through)
-        # No file has it any more, and it was not delivered: it was cancelled so long ago that this is forgotten.
+        # A message before the floor is in no file and was not delivered: its cancel was too long ago to be remembered.
         return PENDING if turn.due >= self._floor() else UNKNOWN
 
     def _refuse_doubt(self, key: int, turn: Turn, through: Turn | None) -> None:
-        """Where a partition could not be opened, nobody knows what it has; nor whether it keeps what is written and not
-        on the disk for sure. Raises StorageStopped.
+        """Raise StorageStopped if the target may or may not have the message.
+
+        That is the case if its partition could not be opened, or has stopped and may lose what is not durable.
         """
         applied = self._destination.applied(key, self._lines.source)
         in_doubt = applied is not None and turn <= applied

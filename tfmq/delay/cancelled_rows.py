@@ -1,9 +1,4 @@
-"""How many rows of a bucket nobody waits for any more, and how many of one lie behind the horizon: counted by a worker
-where it is not known, a bucket at a time.
-
-That is when a topic went, in the buckets that have something for it (also at a start: it may have gone just before the
-end); everywhere, where the checkpoint does not say it; and of the bucket in whose middle the horizon is.
-"""
+"""Cancelled messages that still have rows in memory or buckets, and counts of such rows."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ logger = logging.getLogger("tfmq.delay")
 
 
 class _Cut(NamedTuple):
-    """A bucket of that size with the horizon in its middle."""
+    """A bucket of that size which contains the border of the memory window."""
 
     bucket: Bucket
     size: int
@@ -35,34 +30,39 @@ class _Cut(NamedTuple):
 
 
 class _Count(NamedTuple):
-    """What is pending in a bucket, in all and from the border on."""
+    """Pending rows of a bucket: all, and those from the border on."""
 
     pending: int
     ahead: int
 
 
 class Counting:
-    """See the module. One owner's thread."""
+    """Counts the dead and the pending rows of buckets, in workers, one bucket at a time.
+
+    Broker thread only. A count is needed when a topic was deleted, for the buckets that have messages of it (also at a
+    start, because the broker may have stopped just after the deletion); for all buckets, if the checkpoint has no
+    counts; and for the bucket that contains the end of the memory window.
+    """
 
     def __init__(self, buckets: Buckets, shore: Shore) -> None:
         self._buckets, self._shore = buckets, shore
         self._wanted: dict[Span, bool] = {}
-        """Where to look, and whether it is to be counted although no topic of it went."""
+        """Buckets to check; True: count also if no topic in it is deleted."""
         self._cut: _Cut | None = None
         self.dropped = 0
-        """Messages in buckets whose topic was gone."""
+        """Messages in buckets whose topic was deleted."""
         self._ahead = 0
-        """Pending rows behind the border of that bucket."""
+        """Pending rows after the border in the bucket `_border_bucket`."""
         if not buckets.counted_offset:
             self.want(buckets.leaves, True)
 
     def want(self, buckets: Iterable[Bucket], surely: bool) -> None:
-        """These are to be looked at; `surely`: to be counted, whatever is found."""
+        """Request a check of these buckets; `always`: count whether or not a topic is deleted."""
         for bucket in buckets:
             self._wanted[bucket.span] = surely or self._wanted.get(bucket.span, False)
 
     def died(self, due: int) -> None:
-        """One row of that due nobody waits for any more."""
+        """Count one more dead row, of this due time."""
         bucket = self._buckets.leaf(due)
         if bucket is None:
             return
@@ -72,7 +72,7 @@ class Counting:
 
     @property
     def ahead(self) -> int:
-        """What is pending in buckets and not in memory."""
+        """Pending messages in buckets that are not in memory."""
         border, count = self._shore.border, 0
         for bucket in self._buckets.leaves:
             live = max(0, bucket.count - bucket.dead)
@@ -80,18 +80,21 @@ class Counting:
                 count += live
             elif bucket.span.end > border:
                 known = self._cut == (bucket, bucket.size, border)
-                # Until that is counted: as if they were due evenly.
+                # Estimate until it is counted: due times are distributed evenly.
                 part = (bucket.span.end - border) / (bucket.span.end - bucket.span.start)
                 count += self._ahead if known else int(live * part)
         return count
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of what is pending in buckets, as far as these are of one size."""
-        leaves = [bucket for bucket in self._buckets.leaves if bucket.count]
-        return sum([each.size * max(0, each.count - each.dead) // each.count for each in leaves])
+        """Bytes of pending messages in buckets.
 
-    # The work
+        All messages of a bucket are assumed to have the same size.
+        """
+        buckets = [bucket for bucket in self._buckets.leaves if bucket.count]
+        return sum([each.size * max(0, each.count - each.dead) // each.count for each in buckets])
+
+    # Work
 
     @property
     def due(self) -> bool:
@@ -99,7 +102,7 @@ class Counting:
         return bool(self._wanted) or self._uncounted() is not None
 
     def _uncounted(self) -> Bucket | None:
-        """The bucket in whose middle the border is, if its rows behind that are not known."""
+        """Return the bucket that contains the border, if its rows after the border are not counted."""
         border = self._shore.border
         bucket = self._buckets.leaf(border)
         if bucket is None or bucket.span.start == border or self._cut == (bucket, bucket.size, border):
@@ -107,12 +110,16 @@ class Counting:
         return bucket
 
     def begin(self, pending: PendingNow) -> Callable[[], Callable[[], bool]]:
-        """Work for a worker; its answer is for the owner: it takes over what was found, and says if that is news."""
+        """Return work for a worker.
+
+        Its result is a function for the broker thread, which stores the counts. That function returns whether the
+        count of dead rows has changed.
+        """
         bucket, surely = self._uncounted(), True
         while bucket is None and self._wanted:
             span, surely = self._wanted.popitem()
-            leaf = self._buckets.leaf(span.start)
-            bucket = leaf if leaf is not None and leaf.span == span else None
+            found = self._buckets.leaf(span.start)
+            bucket = found if found is not None and found.span == span else None
         if bucket is None:
             return lambda: lambda: False
         return partial(self._look, _Cut(bucket, bucket.size, self._shore.border), surely, pending)
@@ -141,7 +148,7 @@ class Counting:
         before = bucket.dead
         if found is not None:
             bucket.dead = max(0, bucket.count - found.pending)
-            if not surely and bucket.span.start >= cut.border:  # what lies before is dropped in memory
+            if not surely and bucket.span.start >= cut.border:  # earlier rows are dropped in memory
                 self.dropped += max(0, bucket.dead - before)
         if bucket.span.start < cut.border < bucket.span.end:
             part = (bucket.span.end - cut.border) / (bucket.span.end - bucket.span.start)
@@ -151,50 +158,53 @@ class Counting:
 
 
 Change = tuple[int, Turn]
-"""A target, and the turn that one of its messages had."""
+"""The log id of a target, and the former turn of one of its messages."""
 
 
 class Leaving:
-    """Messages that were cancelled or moved, until they count no more: where they are in memory, and in which bucket.
+    """Cancelled and rescheduled messages whose rows still exist, in memory or in a bucket.
 
-    A bucket keeps its rows of them: how many those are is its `dead`, and stands in the checkpoint. It must be exact,
-    so whoever works with the files sees the changes that were sure when his work began, and no later one: those are
-    kept apart, and entered when the work has ended. An offset of the arrivals tells which changes are in `dead`; a
-    start enters the ones behind it.
-
-    One owner's thread.
+    Broker thread only. A bucket keeps the rows; it counts them in `dead_count`, which is stored in the checkpoint. The
+    count must be exact. So work on files uses only the changes that were durable when it began; later ones are
+    collected in `late` and counted when the work has ended. `counted_offset` of the buckets is the offset of the
+    arrival log up to which changes are counted in `dead_count`; a start counts the later ones.
     """
 
     def __init__(self, shore: Shore, lines: Lines, buckets: Buckets, counting: Counting) -> None:
         self._shore, self._lines, self._buckets, self._counting = shore, lines, buckets, counting
         self._written: deque[tuple[int, Sequence[Change]]] = deque()
-        """Changes whose notes end at these offsets, and are not known to be on the disk."""
+        """(end offset of the header, changes) that are not durable yet."""
         self.late: dict[Turn, int] = {}
-        """What became sure while files are worked on, and for whom it was: pending, for that work. Any thread may look
-        whether a turn is in it."""
+        """Changes that became durable during file work, with their log ids.
+
+        For that work they are pending. Any thread may test whether a turn is in it.
+        """
         self._ahead: set[Turn] = set()
-        """Those of them that were not in memory."""
+        """Turns of `late` that were not in memory."""
         self._works = False
         self._sure_offset = buckets.counted_offset
 
     @property
     def count(self) -> int:
-        """So many count where they lie, and should not."""
+        """Messages that are counted as pending and should not be."""
         return len(self._ahead)
 
     def written(self, end_offset: int, changes: Sequence[Change]) -> None:
-        """The note about them ends there in the arrivals."""
+        """Add changes; their header ends at `end_offset` of the arrival log."""
         self._written.append((end_offset, changes))
 
     def settle(self, forced_offset: int) -> None:
-        """The arrivals are on the disk up to there, and what arrived before was taken over."""
+        """Process the changes up to `forced_offset`, where the log is durable.
+
+        Their arrivals are processed already.
+        """
         while self._written and self._written[0][0] <= forced_offset:
             for key, turn in self._written.popleft()[1]:
                 self._leave(key, turn)
         self._counted(forced_offset)
 
     def recovered(self, turns: Iterable[Turn], forced_offset: int) -> None:
-        """A start found these changes behind those that are counted; nothing is in memory yet."""
+        """Add changes that a start found after `counted_offset`; nothing is in memory yet."""
         for turn in turns:
             if turn.number < self._buckets.spilled_number:
                 self._counting.died(turn.due)
@@ -205,36 +215,36 @@ class Leaving:
         if not self._works:
             self._buckets.counted_offset = self._sure_offset
 
-    # Beside work with files
+    # During file work
 
     def begin(self, forced_offset: int) -> None:
-        """Files are worked on from now on; `settle` is done first."""
+        """Start file work."""
         self.settle(forced_offset)
         self._works = True
 
     def end(self) -> None:
-        """That is over."""
+        """End file work and count the changes that became durable during it."""
         self._works = False
         late, ahead = list(self.late.items()), self._ahead
         self.late.clear()
         self._ahead = set()
         for turn, key in late:
-            near = turn not in ahead
-            if not near and turn.due < self._shore.border:
-                self._from_memory(key, turn)  # it was loaded
-                near = True
-            self._bury(turn, near)
+            was_in_memory = turn not in ahead
+            if not was_in_memory and turn.due < self._shore.border:
+                self._from_memory(key, turn)  # it was loaded during the work
+                was_in_memory = True
+            self._bury(turn, was_in_memory)
         self._counted(self._sure_offset)
 
     def _leave(self, key: int, turn: Turn) -> None:
-        near = turn.due < self._shore.border
-        if near:
+        in_memory = turn.due < self._shore.border
+        if in_memory:
             self._from_memory(key, turn)
         if not self._works:
-            self._bury(turn, near)
+            self._bury(turn, in_memory)
             return
         self.late[turn] = key
-        if not near:
+        if not in_memory:
             self._ahead.add(turn)
 
     def _from_memory(self, key: int, turn: Turn) -> None:

@@ -1,18 +1,18 @@
-"""Cron expressions: which moments they name, in a time zone, with its summer and winter time. Pure.
+"""Cron expressions: the times that they match in a time zone, with daylight-saving changes.
 
-Five fields (minute, hour, day of month, month, day of week) as crontab has them: `*`, numbers, ranges `1-5`, steps
-`*/15`, lists `0,30`, names of months and weekdays; 0 and 7 are both Sunday; `last` is a month's last day. Where day
-of month and day of week both name something (neither begins with `*`), either may fit, as in crontab. Short forms:
-@hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually.
+Pure functions. Five fields (minute, hour, day of month, month, day of week) as in crontab: `*`, numbers, ranges `1-5`,
+steps `*/15`, lists `0,30`, names of months and weekdays; 0 and 7 are both Sunday; `last` is the last day of a month.
+If day of month and day of week are both restricted (neither begins with `*`), either may match, as in crontab. Short
+forms: @hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually.
 
-The triggers of APScheduler say which dates and times fit; what they mean in a zone is decided here:
+The triggers of APScheduler decide which dates and times match; their meaning in a zone is decided here:
 
-- a time that the clocks skip fires as much later as they skipped: 02:30 becomes 03:30 where 02:00 is followed by
+- a local time that is skipped fires later by the length of the gap: 02:30 becomes 03:30 where 02:00 is followed by
   03:00;
-- a time that comes twice, because the clocks are set back, fires the first time it comes; a schedule of every hour
-  fires both times, since otherwise there would be an hour without it.
+- a local time that occurs twice fires the first time; a schedule of every hour fires both times, because otherwise
+  an hour would have no message.
 
-Moments are ms since 1970 (UTC), whole minutes of the zone.
+Moments are ms since 1970 (UTC) at whole minutes of the zone.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ from apscheduler.triggers.cron import CronTrigger
 from tfmq.errors import BadRequest
 
 EXPRESSION_CHARACTERS: Final = 256
-"""A longer one is a mistake; it stands in lists, in the catalog, and is parsed at each start."""
+"""A longer expression is a mistake.
+
+It is listed, stored in the catalog, and parsed at each start.
+"""
 ZONE_CHARACTERS: Final = 64
-"""The longest name of the zone database has half of these."""
+"""Twice the length of the longest name in the zone database."""
 
 MS: Final = 1000
 MINUTE_MS: Final = 60 * MS
 YEAR_MAX: Final = 9998
-"""The last year whose every moment has a date a day behind it."""
+"""The last year in which a day can be added to every moment."""
 MOMENT_MS_MAX: Final = 253_370_764_800_000
 """The end of that year."""
 
 BESIDE: Final = timedelta(hours=25)
-"""No change of a zone's clock moves it by more (a day, where a country changed sides of the date line)."""
+"""No zone changes its clock by more (a day, where a country moved across the date line)."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _SECOND: Final = timedelta(seconds=1)
@@ -59,12 +62,12 @@ SHORT_FORMS: Final = {
 LAST: Final = "last"
 _DAYS_OF_MONTH: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _ZONE: Final = re.compile(r"[A-Z][\w+-]*(?:/[A-Za-z][\w+-]*)*", re.ASCII)
-"""How the zone database names zones; anything else would be looked for as a file, and as a Python module."""
+"""Syntax of zone names; other names would be searched as files and as Python modules."""
 _PART: Final = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(\d{1,4}))?", re.ASCII)
 
 
 class Field(NamedTuple):
-    """One of the five: its name for people, its bounds, and names for some of its numbers."""
+    """One of the five fields: its name for messages, its bounds, and names of its numbers."""
 
     name: str
     low: int
@@ -84,7 +87,10 @@ FIELDS: Final = (
 
 
 class Cron:
-    """An expression in a zone. Raises `BadRequest`, in one sentence, for what is no expression or no zone."""
+    """A cron expression in a time zone.
+
+    Raises BadRequest if the expression or the zone is invalid.
+    """
 
     def __init__(self, expression: str, timezone: str = "UTC") -> None:
         self.expression, self.timezone = expression, timezone
@@ -97,7 +103,7 @@ class Cron:
         ]
 
     def next_after(self, after_ms: int) -> int | None:
-        """The first moment later than `after_ms`; None if there is none before the year 9999."""
+        """Return the first moment later than `after_ms`; None if there is none before the year 9999."""
         after_ms = max(after_ms, 0)
         if after_ms >= MOMENT_MS_MAX:
             return None
@@ -110,14 +116,17 @@ class Cron:
                 if moment > after and (best is None or moment < best):
                     best = moment
             if best is not None:
-                # Beside a change of the clock, times that come later in the calendar may come first.
+                # Near a clock change, a later local time may be an earlier moment.
                 first = first or local
                 if local - first >= self._shift(best):
                     break
         return None if best is None else (best - _EPOCH) // _MILLISECOND
 
     def latest(self, after_ms: int, until_ms: int) -> int | None:
-        """The last moment in (after_ms, until_ms]; None if there is none. Some twenty looks, however long that is."""
+        """Return the last moment in (after_ms, until_ms], None if there is none.
+
+        A binary search: about 20 steps.
+        """
         found = self.next_after(after_ms)
         if found is None or found > until_ms:
             return None
@@ -132,7 +141,7 @@ class Cron:
         return found
 
     def newest(self, after_ms: int, until_ms: int, count: int) -> list[int]:
-        """The last `count` moments in (after_ms, until_ms], in their order."""
+        """Return the last `count` moments in (after_ms, until_ms], ascending."""
         latest = self.latest(after_ms, until_ms)
         if latest is None:
             return []
@@ -145,14 +154,14 @@ class Cron:
             span *= 2
 
     def between(self, after_ms: int, until_ms: int) -> Iterator[int]:
-        """The moments in (after_ms, until_ms], one after the other."""
+        """Yield the moments in (after_ms, until_ms], ascending."""
         moment = self.next_after(after_ms)
         while moment is not None and moment <= until_ms:
             yield moment
             moment = self.next_after(moment)
 
     def _fitting(self, start: datetime) -> Iterator[datetime]:
-        """Times of the calendar from `start` on that fit, without a zone, in their order."""
+        """Yield the local times that match from `start` on, ascending."""
         while True:
             found = [each for trigger in self._triggers if (each := _next(trigger, start)) is not None]
             if not found:
@@ -161,7 +170,7 @@ class Cron:
             start = min(found) + _SECOND
 
     def _moments(self, local: datetime) -> list[datetime]:
-        """When the clocks show that time, or would if they did not skip it."""
+        """Return the moments when clocks show that time, or would show it if it were not skipped."""
         first = local.replace(tzinfo=self.zone)
         if not self._every_hour:
             return [first.astimezone(UTC)]
@@ -170,20 +179,23 @@ class Cron:
         return [first.astimezone(UTC)] if skipped else [first.astimezone(UTC), second.astimezone(UTC)]
 
     def _shift(self, moment: datetime) -> timedelta:
-        """By how much the clocks are set forth or back, if they are within that time of the moment; else zero."""
+        """Return the length of a clock change that is at most that length away from the moment.
+
+        Else zero.
+        """
         if self.zone is UTC:
             return _NOTHING
         shift = self._change(moment, BESIDE)
         return shift if shift and self._change(moment, shift) else _NOTHING
 
     def _change(self, moment: datetime, beside: timedelta) -> timedelta:
-        """How far the clocks' offsets differ before and behind the moment."""
+        """Return the difference of the zone's UTC offsets before and after the moment."""
         before, behind = (moment - beside).astimezone(self.zone), (moment + beside).astimezone(self.zone)
         return abs((behind.utcoffset() or _NOTHING) - (before.utcoffset() or _NOTHING))
 
 
 def _shown(local: datetime) -> bool:
-    """Whether the clocks of its zone ever show that time."""
+    """Return whether the clocks of its zone ever show that time."""
     return local.astimezone(UTC).astimezone(local.tzinfo).replace(fold=0) == local.replace(fold=0)
 
 
@@ -200,7 +212,7 @@ def _trigger(minutes: set[int], hours: set[int], day: str, weekday: str, months:
 
 
 def _next(trigger: Any, start: datetime) -> datetime | None:
-    """The first time of the calendar from `start` on; the trigger works in a zone without changes."""
+    """Return the first match from `start` on; the trigger works in a zone without clock changes."""
     if start.year > YEAR_MAX:
         return None
     found = trigger.get_next_fire_time(None, start.replace(tzinfo=UTC))
@@ -210,13 +222,13 @@ def _next(trigger: Any, start: datetime) -> datetime | None:
 def _day_rules(
     expression: str, days: set[int], weekdays: set[int], months: set[int]
 ) -> list[tuple[str, str]]:
-    """(days of the month, weekdays) as triggers have them: one pair, or two of which either may fit.
+    """Return pairs (days of the month, weekdays) for triggers.
 
-    Raises `BadRequest` for a day that no month has.
+    One pair, or two of which either may match. Raises BadRequest for a day that no month has.
     """
     _, _, day_text, _, weekday_text = _fields_of(expression)
     day = LAST if day_text.lower() == LAST else _listed(days, FIELDS[2])
-    # Triggers count from Monday; Sunday has two numbers in crontab.
+    # Triggers count weekdays from Monday; Sunday has two numbers in crontab.
     weekday = _listed({(number + 6) % 7 for number in weekdays})
     weekday = "*" if weekday == "0-6" else weekday
     either = not day_text.startswith("*") and not weekday_text.startswith("*")
@@ -228,7 +240,10 @@ def _day_rules(
 
 
 def parse(expression: str) -> list[set[int]]:
-    """The numbers that each field names. Raises `BadRequest` with a sentence that says what to write."""
+    """Return the numbers of each field.
+
+    Raises BadRequest with a sentence that says what to write.
+    """
     parts = _fields_of(expression)
     return [_numbers(field, part.lower(), expression) for field, part in zip(FIELDS, parts, strict=True)]
 
@@ -247,7 +262,7 @@ def _fields_of(expression: str) -> list[str]:
 
 def _numbers(field: Field, text: str, expression: str) -> set[int]:
     if text == LAST and field.name == "day of month":
-        return {field.low}  # there is one in every month
+        return {field.low}  # a placeholder: every month has this day
     numbers: set[int] = set()
     for part in text.split(","):
         found = _PART.fullmatch(part)
@@ -270,7 +285,7 @@ def _range(field: Field, part: str, found: re.Match[str], expression: str) -> se
         else:
             last = field.high if step_text else first
         if field.names is WEEKDAYS and last_text == "sun" and first > 0:
-            last = 7  # a week may end with its Sunday
+            last = 7  # a range may end with Sunday
         sound = first <= last
     if not sound or not 1 <= step <= field.high:
         raise _wrong(field, part, expression)
@@ -295,7 +310,10 @@ def _wrong(field: Field, part: str, expression: str) -> BadRequest:
 
 
 def _listed(numbers: set[int], field: Field | None = None) -> str:
-    """As the triggers read them: runs are one range each, since every entry of a list is a look more."""
+    """Format numbers for triggers.
+
+    Runs become ranges, because each list entry costs a comparison.
+    """
     if field is not None and len(numbers) > field.high - field.low:
         return "*"
     ordered = sorted(numbers)
@@ -305,7 +323,7 @@ def _listed(numbers: set[int], field: Field | None = None) -> str:
 
 
 def find_zone(name: str) -> tzinfo:
-    """The zone of that name. Raises `BadRequest`."""
+    """Return the zone of that name. Raises BadRequest."""
     if name == "UTC":
         return UTC
     try:
@@ -319,31 +337,41 @@ def find_zone(name: str) -> tzinfo:
 
 
 def zone_text(moment_ms: int, timezone: str) -> str:
-    """A moment as its zone writes it, as in 2026-11-23T09:00:00+01:00. Raises `BadRequest` for an unknown zone."""
+    """Format a moment in local time, as in 2026-11-23T09:00:00+01:00.
+
+    Raises BadRequest for an unknown zone.
+    """
     return (_EPOCH + moment_ms * _MILLISECOND).astimezone(find_zone(timezone)).isoformat()
 
 
-# What becomes of the times that a schedule missed: while the broker was down, a partition stopped, a clock stepped.
+# Misfires: times that a schedule missed while the broker was down, a partition was stopped, or a clock was stepped.
 #
-#     one    the latest of them is sent, once; the default
-#     all    each is sent, the oldest first, at most the newest ALL_MAX
+#     one    the latest missed time is sent, once; the default
+#     all    each is sent, oldest first, at most the newest ALL_MAX
 #     skip   none is sent
-#
-# A time that is met within GRACE_MS is not missed. Pure.
 
 ONE, ALL, SKIP = "one", "all", "skip"
 RULES: Final = (ONE, ALL, SKIP)
 
 GRACE_MS: Final = 60_000
-"""Two times of one schedule are a minute apart at least, so at most one of them can be on time; far longer than a
-busy broker, or a step of a clock that is noticed, needs."""
+"""A time that is met within this is not missed.
+
+Two times of a schedule are at least a minute apart, so at most one can be on time. It is far longer than delays of a
+busy broker and clock steps that the broker notices.
+"""
 
 ALL_MAX: Final = 1_000
-"""A schedule of every minute has as many in 17 hours; a downtime of a year would be half a million messages."""
+"""A schedule of every minute has as many in 17 hours.
+
+A downtime of a year would have half a million.
+"""
 
 
 def to_send(cron: Cron, rule: str, after_ms: int, now_ms: int) -> list[int]:
-    """The times later than `after_ms` that are to be sent at `now_ms`, in their order; none if none is due."""
+    """Return the times later than `after_ms` to send at `now_ms`, ascending.
+
+    Empty if none is due.
+    """
     if rule == ALL:
         return cron.newest(after_ms, now_ms, ALL_MAX)
     latest = cron.latest(after_ms, now_ms)

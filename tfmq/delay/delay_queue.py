@@ -1,4 +1,8 @@
-"""Requests that read much, one after the other: each may take the columns of a whole bucket into memory."""
+"""The delay queue: the interface between the broker and delayed delivery.
+
+`DelayQueue` connects the parts: arrival log, buckets, timing wheel, memory window and target queues. `QueryQueue` runs
+list and histogram queries one at a time.
+"""
 
 from __future__ import annotations
 
@@ -46,17 +50,20 @@ from tfmq.errors import DiskFull, StorageStopped
 
 
 class Asking:
-    """See the module. One owner's thread."""
+    """Run expensive queries one at a time: each may load the columns of a whole bucket.
+
+    Broker thread only.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._waiting: deque[Callable[[], None]] = deque()
-        """The first is under way."""
+        """The first one is running."""
 
     def put(
         self, work: Callable[[], Callable[[], Any]], done: Callable[[Any, BaseException | None], None]
     ) -> None:
-        """`work()` when it is its turn; what that answers runs in a worker, then `done`."""
+        """Call `work()` when no other query runs; run its result in a worker, then call `done`."""
         self._waiting.append(partial(self._begin, work, done))
         if len(self._waiting) == 1:
             self._waiting[0]()
@@ -67,7 +74,7 @@ class Asking:
         work: Callable[[], Callable[[], Any]],
         done: Callable[[Any, BaseException | None], None],
     ) -> None:
-        """The same once `first` tells that it is done; an error of it is the answer."""
+        """Run `first`, then submit `work`. If `first` reports an error, call `done(None, error)`."""
         first(lambda error: self.put(work, done) if error is None else done(None, error))
 
     def _begin(
@@ -83,20 +90,24 @@ class Asking:
 
 
 SLOTS: Final = 8192
-"""Of the wheel: with ticks of 10 ms a turn takes 82 s, about as far as the horizon is ever ahead."""
+"""Slots of the timing wheel.
+
+With ticks of 10 ms a revolution is 82 s, about the length of the memory window.
+"""
 SECOND_MS: Final = 1000
 
 
 class DelayQueue:
-    """The delay queue, as the broker drives it: takes what arrived, fires what is due, answers about what waits.
+    """The delay queue as the broker uses it.
 
-    It guarantees: no message fires before it is due, each fires once, those of one partition in the order of their
-    turns (due, number), and none before its arrival is on the disk. Whoever cancels gets one exact answer.
+    Guarantees: no message fires before it is due, each fires once, the messages of one partition fire in the order
+    of their turns (due time, number), and no message fires before its arrival is durable. Every cancel gets one exact
+    result.
 
-    All calls come from the owner's thread, all callbacks in it, at once or later.
+    Broker thread only: all calls are made in it and all callbacks run in it, at once or later.
 
-    In the life of a broker: made, `recover(done)`, then `start()`; in each turn, before partitions write, `write()`
-    while `due`; at the end `stop(done)`. `floor_ms`: the highest due that any partition has applied.
+    Call order: construct, `recover(done)`, `start()`; in each turn of the broker, before partitions write, `write()`
+    while `due`; at the end `stop(done)`. `floor_ms`: the highest due time that any partition has applied.
     """
 
     def __init__(
@@ -120,21 +131,21 @@ class DelayQueue:
         time.load(buckets.note)
         self._ledger = Ledger()
         targets = Targets()
-        self._shore = shore = Shore(HashedWheelTimer(settings.tick_ms, SLOTS), targets)
+        self._shore = window = Shore(HashedWheelTimer(settings.tick_ms, SLOTS), targets)
         self._gatherer = Gatherer(landing.log, buckets, targets)
-        self._lines = lines = self._new_lines(destination, targets)
-        self._judge = Judge(state, lines, destination, time, outcome_ms, lambda: self._keeper.floor)
+        self._lines = target_queues = self._new_lines(destination, targets)
+        self._judge = Judge(state, target_queues, destination, time, outcome_ms, lambda: self._keeper.floor)
         self._finder = Finder(landing.log, buckets)
-        self._counting = counting = Counting(buckets, shore)
-        self._leaving = leaving = Leaving(shore, lines, buckets, counting)
-        self._pendings = Pendings(state, lines, leaving.late)
+        self._counting = counting = Counting(buckets, window)
+        self._leaving = leaving = Leaving(window, target_queues, buckets, counting)
+        self._pendings = Pendings(state, target_queues, leaving.late)
         self._keeper = self._new_keeper(outcome_ms)
-        self._figures = Figures(self._ledger, shore, lines, buckets, counting, leaving, timers)
+        self._figures = Figures(self._ledger, window, target_queues, buckets, counting, leaving, timers)
         self._firing = self._new_firing(settings.tick_ms)
         self._changing = self._new_changing()
         self._listing, self._asking = Listing(buckets), Asking(run)
         self._expected: dict[int, bool] = {}
-        """By ticket: whether the arrivals took nothing any more when dues were given."""
+        """By ticket: whether the arrival log was already stopped when the due times were assigned."""
         self._stopped: Callable[[], None] | None = None
 
     def _new_lines(self, destination: Destination, targets: Targets) -> Lines:
@@ -149,11 +160,11 @@ class DelayQueue:
             fetching=Fetching(self._landing.log, self._buckets),
             cancelled=lambda: state.cancelled,
             doubtful=self._ledger.doubtful,
-            postpone=lambda line, part: self._changing.postpone(line, part),
+            postpone=lambda queue, part: self._changing.postpone(queue, part),
         )
 
     def _new_keeper(self, outcome_ms: int) -> Keeper:
-        ledger = self._ledger
+        non_durable = self._ledger
         return Keeper(
             landing=self._landing,
             state=self._state,
@@ -165,8 +176,8 @@ class DelayQueue:
             time=self._time,
             timers=self._timers,
             run=self._run,
-            limit=lambda: ledger.limit,
-            lowest=lambda: ledger.lowest,
+            limit=lambda: non_durable.limit,
+            lowest=lambda: non_durable.lowest,
             outcome_ms=outcome_ms,
             counting=self._counting,
             leaving=self._leaving,
@@ -187,7 +198,7 @@ class DelayQueue:
         )
 
     def _new_changing(self) -> Changing:
-        keeper = self._keeper
+        scheduler = self._keeper
         return Changing(
             landing=self._landing,
             state=self._state,
@@ -197,71 +208,93 @@ class DelayQueue:
             finder=self._finder,
             run=self._run,
             arriving=self,
-            sure=lambda: keeper.number,
+            sure=lambda: scheduler.number,
             leaving=self._leaving,
         )
 
-    # Time
+    # Clock
 
     def now_ms(self) -> int:
-        """Broker time: never goes back, and is never below anything that fired."""
+        """Return broker time in ms.
+
+        It never decreases and is never below the due time of a fired message.
+        """
         return self._time.now_ms()
 
     def taken_ms(self) -> int:
-        """Broker time rounded up, from which delays count: hardly more than a millisecond above `now_ms`."""
+        """Return broker time rounded up, from which delays count: at most about 1 ms above `now_ms`."""
         return self._time.taken_ms()
 
     def ahead_ms(self) -> int:
-        """By how much broker time is ahead of the wall clock, as `dues.effective` is to be told it and the note to say
-        it, so that messages for a time of the wall clock are known again when that steps."""
+        """Return by how many ms broker time is ahead of the wall clock.
+
+        `effective_due_times` and the arrival header need the value, so that messages for an absolute time can be
+        recognised and rescheduled when the wall clock steps.
+        """
         return self._time.ahead_ms()
 
-    # Arriving
+    # Arrivals
 
     def expect(self, due_min: int) -> int:
-        """Dues were given to messages that are about to be written, none below `due_min`: until `arrived` or `failed`
-        with the ticket that is answered, nothing from there on fires. In the same call as `now_ms()` was asked.
+        """Announce an append of messages that are due at `due_min` or later; return its ticket.
+
+        Nothing due at or after `due_min` fires until `append_written` or `append_failed` is called with the ticket.
+        Call it without returning to the event loop after `now_ms()`, which the due times were computed from.
         """
         ticket = self._ledger.expect(due_min)
         self._expected[ticket] = self._landing.log.stopped is not None
         return ticket
 
     def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None:
-        """They are written to the arrivals, not forced yet. `answer` is that of the records behind the note;
-        `records` need stay only during the call."""
+        """Record that the batch is written to the arrival log, not yet durable.
+
+        `answer` is the result of the append of the records that follow the header. `records` is used only during the
+        call.
+        """
         first, dues = answer.first_ordinal, note.dues
         del self._expected[ticket]
         if ABSOLUTE_FLAG in dues.absolute:
             self._time.note(first, note.ahead_ms)
         self._keeper.catch_up()
-        near = self._shore.near_of(note, records, answer, self._time.now_ms())
+        rows = self._shore.near_of(note, records, answer, self._time.now_ms())
         count = note.records
-        landed = (answer.end_offset, first + count, count, dues.low, dues.high, near)
+        landed = (answer.end_offset, first + count, count, dues.low, dues.high, rows)
         self._ledger.land(Landed(ticket, note.log_id, *landed))
         self._figures.landed(count)
         self._firing.arrived(dues.low)
 
     def failed(self, ticket: int) -> None:
-        """They were not written, or nobody knows: then the log is stopped, and a start finds out."""
+        """Record that the batch was not written.
+
+        If the log has stopped, the outcome is unknown until the next start and the ticket stays open.
+        """
         if self._landing.log.stopped is None or self._expected.get(ticket):
             self._ledger.failed(ticket)
             self._firing.look()
         self._expected.pop(ticket, None)
 
     def watch(self) -> None:
-        """Something else was written to the arrivals: it must not stay there for ever."""
+        """Schedule maintenance after an append without messages, to truncate the log."""
         self._firing.watch()
 
     def settle(self) -> None:
-        """Something was changed, on the disk: what arrived before it is taken over."""
+        """Process the arrivals that are durable now.
+
+        Called when a cancel or reschedule became durable.
+        """
         self._firing.settle()
         self.watch()
 
-    # Asking
+    # Requests
 
     def cancel(self, key: int, turn: Turn, done: Callable[[str | None, BaseException | None], None]) -> None:
-        """`done("cancelled" | "delivered" | "unknown", None)` once that is on the disk, or `done(None, error)`: then
-        nobody knows, unless the error's outcome says otherwise, and the same call finds out."""
+        """Cancel a message.
+
+        `done("cancelled" | "delivered" | "unknown", None)` is called once that is durable.
+
+        `done(None, error)`: the result is unknown unless `error.outcome` says otherwise; the same call can be repeated
+        to find out.
+        """
         self._changing.cancel(key, turn, done)
 
     def reschedule(
@@ -271,14 +304,16 @@ class DelayQueue:
         wire_due: bytes,
         done: Callable[[Rescheduled | None, BaseException | None], None],
     ) -> None:
-        """Another due (one word as `dues.effective` takes them) for a message that waits, in one append; errors as for
-        `cancel`."""
+        """Assign a new due time to a pending message, in one append.
+
+        `wire_due`: one word as `effective_due_times` expects it. Errors as for `cancel`.
+        """
         self._changing.reschedule(key, turn, wire_due, done)
 
     def describe(
         self, key: int, turn: Turn, done: Callable[[Described | None, BaseException | None], None]
     ) -> None:
-        """What became of a message, or where it waits now: followed from turn to turn where it was given others."""
+        """Report the state of a message; rescheduled messages are followed to their latest turn."""
         now = Turn(*self._state.rescheduled.latest(*turn))
         try:
             state = self._judge.state(key, now, self._landing.log.whole_end[1])
@@ -287,7 +322,9 @@ class DelayQueue:
         if state not in (PENDING, UNSURE):
             return done(Described(state, now), None)
         if now.number >= max(self._keeper.number, self._landing.log.end_ordinal):
-            return done(None, DiskFull())  # it waits for space, as the log does
+            return done(
+                None, DiskFull()
+            )  # the message is in the log's tail, which is not durable for lack of space
 
         def found(record: bytes | None, error: BaseException | None) -> None:
             if error is not None:
@@ -300,7 +337,7 @@ class DelayQueue:
         self._run(partial(self._finder.record, key, now), found)
 
     def list(self, query: Query, done: Callable[[Listed | None, BaseException | None], None]) -> None:
-        """Messages that wait, in the order of their turns."""
+        """List pending messages in the order of their turns."""
         self._asking.after(
             self._when_spilled, lambda: partial(self._listing.list, query, self._pendings.now()), done
         )
@@ -311,7 +348,7 @@ class DelayQueue:
         keys: Callable[[int], bool] | None,
         done: Callable[[Histogram | None, BaseException | None], None],
     ) -> None:
-        """How many wait between each of `edges` and the next; `keys` as in `Query`."""
+        """Count pending messages between each two neighbours of `edges`; `keys` as in `ListQuery`."""
 
         def work() -> Callable[[], Histogram]:
             pending, settled = self._pendings.now(), self._shore.fires_below
@@ -328,22 +365,22 @@ class DelayQueue:
 
         self._landing.when_forced(self._landing.log.end_offset, forced)
 
-    # Figures
+    # Metrics
 
     @property
     def pending(self) -> int:
-        """How many messages wait: exact but for what changed in the last moments."""
+        """Number of pending messages; changes of the last moments may be missing."""
         return self._figures.pending
 
     @property
     def pending_bytes(self) -> int:
-        """What they take on the disk, near enough."""
+        """Approximate bytes on disk of the pending messages."""
         return self._figures.size_bytes + self._keeper.unspilled_bytes
 
     def status(self) -> dict[str, Any]:
-        """How it is, for people."""
-        lines, now = self._lines, self._time.now_ms()
-        parked = [(lines.name(line.key), line.parked) for line in lines.all() if line.parked]
+        """Return the state of the queue for operators."""
+        queues, now = self._lines, self._time.now_ms()
+        parked = [(queues.name(queue.key), queue.parked) for queue in queues.all() if queue.parked]
         return {
             "pending": self.pending,
             "size_bytes": self.pending_bytes,
@@ -352,31 +389,36 @@ class DelayQueue:
             "now_ms": now,
             "ahead_ms": self._time.off_ms(),
             "horizon_ms": self._shore.horizon,
-            "held": sum([line.waiting for line in lines.all() if line.parked]),
-            "behind": lines.behind_count,
+            "held": sum([queue.waiting for queue in queues.all() if queue.parked]),
+            "behind": queues.behind_count,
             "waits_for": parked,
-            "dropped": lines.dropped + self._counting.dropped,
-            "damaged": lines.damaged,
-            "fired": lines.fired_count,
-            "lateness": lines.lateness.status(),
+            "dropped": queues.dropped + self._counting.dropped,
+            "damaged": queues.damaged,
+            "fired": queues.fired_count,
+            "lateness": queues.lateness.status(),
             "wheel": self._shore.wheel.load(),
             "stopped": self._buckets.stopped or "",
         }
 
-    # The broker's life
+    # Life cycle
 
     def recover(self, done: Callable[[BaseException | None], None]) -> None:
-        """Finds what is pending since the checkpoint. Fires nothing yet; the partitions are open."""
+        """Find the messages that are pending since the checkpoint.
+
+        Fires nothing; partitions are open.
+        """
         log, buckets = self._landing.log, self._buckets
         end, number = log.whole_end, max(log.end_ordinal, buckets.spilled_number)
-        offset = max(log.forced_offset, buckets.spilled_offset)  # the log may not know all that is forced
+        offset = max(
+            log.forced_offset, buckets.spilled_offset
+        )  # the log may underestimate its durable offset
 
         def found(result: Arrived | None, error: BaseException | None) -> None:
             if result is None:
-                return done(error or RuntimeError("a read of the arrivals ended without an answer"))
+                return done(error or RuntimeError("a read of the arrival log ended without a result"))
             self._keeper.recover(result, offset, number, whole=offset == end[0])
             if offset < end[0]:
-                # What waits for space to be made durable may be lost yet: until it is known, nothing fires.
+                # The tail waits for space to become durable and may still be lost: nothing fires until that is decided.
                 self._firing.wait_for_tail(offset, end)
             done(None)
 
@@ -384,17 +426,17 @@ class DelayQueue:
         self._run(partial(self._gatherer.arrived, buckets.spilled_offset, offset, pending), found)
 
     def start(self) -> None:
-        """From now on what is due fires."""
+        """Start firing."""
         self._counting.want(self._buckets.leaves, False)
         self._firing.start()
 
     @property
     def due(self) -> bool:
-        """Whether `write` has something to do."""
+        """Whether `write` has work."""
         return self._lines.due or self._changing.due
 
     def write(self) -> bool:
-        """Hands effects to the targets that can take one; whether there was anything to do."""
+        """Send appends to the targets that can accept one; return whether there was anything to do."""
         busy = self._changing.write()
         busy = self._lines.write() or busy
         if self._firing.started and self._keeper.is_hungry:
@@ -404,12 +446,12 @@ class DelayQueue:
         return busy
 
     def resumed(self, key: int) -> None:
-        """A target, or the arrivals (`ARRIVALS_KEY`), takes writes again."""
+        """Handle that a target, or the arrival log (`ARRIVALS_KEY`), accepts writes again."""
         if key != ARRIVALS_KEY:
             self._lines.resumed(key)
 
     def topic_gone(self, incarnation: int) -> None:
-        """Messages for its partitions have nobody to go to any more: they are dropped and counted."""
+        """Drop and count the messages for the partitions of a deleted topic."""
         self._lines.topic_gone(incarnation)
 
         def look(error: BaseException | None) -> None:
@@ -420,7 +462,7 @@ class DelayQueue:
         self._when_spilled(look)
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Fires nothing more, waits for what is under way: `done()`."""
+        """Stop firing and call `done()` when all work in progress has ended."""
         self._stopped = done
         self._firing.stop()
         self._lines.stop()

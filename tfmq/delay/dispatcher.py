@@ -1,8 +1,4 @@
-"""When something is due: takes it out of the wheel, at a tick, and gives it to its line.
-
-Nothing is taken out that is due behind an arrival which is not on the disk for sure; that is forced then. While
-nothing is due soon, nothing happens.
-"""
+"""The dispatcher: moves due messages from the timing wheel to their target queues."""
 
 from typing import Any, Final
 
@@ -15,15 +11,19 @@ from tfmq.delay.storage_scheduler import Keeper
 from tfmq.delay.target_queue import Lines
 
 POP_ROWS: Final = 2048
-"""Taken out at once, some two milliseconds' work; then everybody else has a turn."""
+"""Rows popped at once: about 2 ms, so that other work of the broker is not delayed."""
 MOVING_ROWS: Final = 65_536
-"""While so many wait in lines that go on, no more are taken out: they are smaller in the wheel."""
+"""Maximum of popped rows in queues that can fire. Rows need less memory in the wheel."""
 HOUSE_SECONDS: Final = 1.0
-"""How often is looked for work with files while anything waits."""
+"""Interval of maintenance while any message is pending."""
 
 
 class Firing:
-    """See the module."""
+    """Pops due messages at the ticks and hands them to the target queues.
+
+    Messages that are due after an arrival that is not durable are not popped; an fsync is requested then. Without a
+    due time in the near future no timer runs, except for maintenance.
+    """
 
     def __init__(
         self,
@@ -46,26 +46,26 @@ class Firing:
         self._timer_due = 0.0
         self._house: Any = None
         self._asked = 0
-        """The arrivals' offset up to which a force is asked for."""
+        """Offset of the arrival log up to which an fsync was requested."""
 
     def start(self) -> None:
-        """From now on what is due fires."""
+        """Start firing."""
         self.started = True
         self._keeper.look()
         self.look()
 
     def stop(self) -> None:
-        """Nothing more is taken out."""
+        """Stop popping and cancel the timers."""
         self.started, self.stopped = False, True
         for timer in (self._timer, self._house):
             if timer is not None:
                 self._timers.cancel(timer)
         self._timer = self._house = None
 
-    # What arrives
+    # Arrivals
 
     def arrived(self, low: int) -> None:
-        """Messages are written, none due before `low`: what is due soon must be on the disk by then."""
+        """Handle a written batch, due at `low` or later. Request an fsync at once if it is due soon."""
         if low < self._shore.horizon:
             self._force_written()
         else:
@@ -79,11 +79,14 @@ class Firing:
             self._landing.when_forced(written.end_offset, self._forced)
 
     def _forced(self, error: BaseException | None) -> None:
-        """With an error the arrivals have stopped: what is due behind them for the same targets waits for a start."""
+        """Handle the end of an fsync.
+
+        If the log has stopped, targets with unresolved arrivals wait for a restart.
+        """
         if error is not None:
             if self._landing.log.stopped is None:
                 self._asked = 0
-            else:  # only a start lifts that: nothing is asked for again meanwhile
+            else:  # The log has stopped until the next start: request nothing more.
                 self._ledger.give_up()
                 self.look()
             return
@@ -92,7 +95,7 @@ class Firing:
         self.look()
 
     def settle(self) -> None:
-        """Takes over what is on the disk by now."""
+        """Pass the arrivals that are durable now to the memory window."""
         for landed in self._ledger.forced(self._landing.log.forced_offset):
             self._shore.add(landed.near, landed.count, landed.low, landed.high)
             self._keeper.landed(landed)
@@ -100,7 +103,7 @@ class Firing:
             self._keeper.look()
 
     def wait_for_tail(self, from_offset: int, end: tuple[int, int]) -> None:
-        """What lies between is in the log, but not on the disk for sure. `end`: offset and ordinal."""
+        """Fire nothing until the log from `from_offset` to `end` (offset, ordinal) is durable."""
         ticket, log = self._ledger.expect(self._shore.wheel.base_ms), self._landing.log
         self._keeper.tail_from = from_offset
 
@@ -109,9 +112,10 @@ class Firing:
 
         def look() -> None:
             if self.stopped or log.stopped is not None:
-                return  # a start finds out
+                return  # the next start resolves it
             if log.waits_for_space:
-                # Whatever writes makes the tail durable first, and perhaps nobody does: this gives up nothing.
+                # The next write makes the tail durable first, but there may be no other write. This truncation removes
+                # nothing.
                 self._landing.truncate_before(log.first_offset + 1, again)
             elif log.forced_offset < end[0]:
                 again()
@@ -124,28 +128,28 @@ class Firing:
 
         again()
 
-    # Ticking
+    # Timer
 
     def look(self) -> None:
-        """Takes out what is due, and sets the alarm for what is due next."""
+        """Pop what is due and set the timer for the next due time."""
         if not self.started:
             return
         self.settle()
-        shore, now = self._shore, self._time.now_ms()
-        limit = min(now, shore.fires_below - 1)
+        window, now = self._shore, self._time.now_ms()
+        limit = min(now, window.fires_below - 1)
         unsure = self._ledger.limit
         if unsure is not None:
             limit = min(limit, unsure - 1)
             if unsure <= now + LEAD_MS:
                 self._force_written()
         more = False
-        due = shore.wheel.due_next
+        due = window.wheel.due_next
         if due is not None and due <= limit:
             room = MOVING_ROWS - self._lines.moving
             if room > 0:
-                found = shore.wheel.pop(limit, min(POP_ROWS, room))
+                found = window.wheel.pop(limit, min(POP_ROWS, room))
                 self._lines.put(found)
-                due = shore.wheel.due_next
+                due = window.wheel.due_next
                 more = due is not None and due <= limit
             else:
                 more = True
@@ -153,8 +157,10 @@ class Firing:
         self._arm_house()
 
     def _arm(self, now: int, more: bool) -> None:
-        """The next look: at once, or at the tick behind the next due; what waits for a force or a load is looked for
-        when that has ended."""
+        """Set the timer: at once if more is due, else at the tick after the next due time.
+
+        Messages that wait for an fsync or a load need no timer: the end of that work calls `dispatch_due`.
+        """
         if more:
             self._set(0.0 if self._lines.moving < MOVING_ROWS else self._tick_ms / 1000)
             return
@@ -185,14 +191,14 @@ class Firing:
         self._keeper.catch_up()
         self.look()
 
-    # Work with files
+    # Maintenance
 
     def _arm_house(self) -> None:
         if not self._keeper.is_empty:
             self.watch()
 
     def watch(self) -> None:
-        """Something is written to the arrivals that is no message: soon it is looked what is to be done about it."""
+        """Run maintenance within a second, for example after an append without messages."""
         if self._house is None and self.started:
             self._house = self._timers.after(HOUSE_SECONDS, self._look_after, deferrable=True)
 

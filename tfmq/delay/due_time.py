@@ -1,13 +1,6 @@
-"""Broker time: the clock by which delayed messages are due. It never goes back, whatever the wall clock does.
+"""Broker time, by which delayed messages are due, and the due times of messages.
 
-It begins at the wall clock, to the microsecond: with whole milliseconds, a start that happens to lose less than the one
-before would deliver a fraction early. It begins later if the checkpoint or something that fired says that it was later
-already, and then runs with the monotonic clock.
-
-By how much it is ahead of the wall clock, below 0 where it is behind, is noted by the number of the first message that
-was told so: a message for a time of the wall clock got that much added, and whoever fires it can tell what its sender
-meant, also after the wall clock stepped once more. Each batch's own note in the arrivals has it too, so a crash forgets
-none of it.
+Broker time never decreases, whatever the wall clock does: it starts at the wall clock and follows the monotonic clock.
 """
 
 from __future__ import annotations
@@ -26,39 +19,54 @@ from journal.clock import Clock
 from tfmq.errors import BadRequest
 
 STEPS_MAX: Final = 256
-"""Steps of the wall clock that are told apart. With more, the oldest share the smallest: then what is meant for a time
-may come later than it could, never earlier."""
+"""Maximum of steps of the wall clock that are remembered.
+
+With more, the oldest ones are merged to the smallest: a message with an absolute time may then be late, never early.
+"""
 SLACK_MS: Final = 10
-"""What broker time is ahead by is taken back only if it is less by more than this: a slow clock is no step."""
+"""The offset is only lowered if it falls by more than this. Clock drift is no step."""
 AHEAD_MAX: Final = (1 << 62) - 1
-"""What the steps and the notes have room for, 146 million years."""
+"""Largest offset that steps and headers can store, 146 million years."""
 
 LOOKS: Final = 10
 LOOK_SECONDS: Final = 20e-6
-"""A start looks at both clocks until so little passes meanwhile, so often at most."""
+"""A start reads both clocks until a read lasts at most this long, CLOCK_READS_MAX times."""
 
 ROUNDING_MS: Final = 0.001
-"""Monotonic seconds are floats: an alarm that rings at its millisecond must not find that it is not there yet."""
+"""Tolerance for rounding of monotonic seconds.
+
+A timer must not fire just before its millisecond.
+"""
 
 _ROW: Final = Struct(">Qq")
 
 
 class BrokerTime:
-    """See the module. `start` must be called before it is asked."""
+    """The clock for due times. Call `start` before any other method.
+
+    It starts at the wall clock, with microseconds: with whole milliseconds, a start that rounds down less than the one
+    before could deliver a fraction of a millisecond early. It starts later than the wall clock if the checkpoint or
+    the highest fired due time is later.
+
+    The offset to the wall clock (positive: broker time is ahead) is added to absolute due times. Each change of it is
+    stored with the number of the first message that it was added to. So the dispatcher can compute the time that the
+    sender meant, also after another step of the wall clock. The offset is also stored in each arrival header, so a
+    crash loses nothing.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._begin_ms = 0
         self._begin = 0.0
         self._slack_ms = 0.0
-        """What passed between the looks at two clocks: broker time is not taken to be later than it may be."""
+        """Duration of the clock read at the start: an upper bound of the error of broker time."""
         self._last = 0
         self._ahead = 0
         self._numbers: list[int] = [0]
         self._steps: list[int] = [0]
 
     def start(self, floor_ms: int) -> None:
-        """Begins now, not below `floor_ms`: what the checkpoint says, and the highest due that fired."""
+        """Start at the wall clock, but not below `floor_ms`."""
         before, wall_us, now = self._look()
         wall_ms, part_us = divmod(wall_us, 1000)
         self._begin_ms = max(wall_ms, floor_ms, self._last)
@@ -67,7 +75,7 @@ class BrokerTime:
         self._last = self._begin_ms
 
     def _look(self) -> tuple[float, int, float]:
-        """The wall clock, us, between two looks at the monotonic one that are as close to each other as can be had."""
+        """Return the wall clock in us, between the two closest reads of the monotonic clock."""
         looks = []
         for _ in range(LOOKS):
             looks.append((self._clock.monotonic(), self._clock.wall_us(), self._clock.monotonic()))
@@ -76,27 +84,35 @@ class BrokerTime:
         return min(looks, key=lambda look: look[2] - look[0])
 
     def now_ms(self) -> int:
-        """Broker time, ms since 1970."""
+        """Return broker time, ms since 1970."""
         now = self._begin_ms + int((self._clock.monotonic() - self._begin) * 1000 + ROUNDING_MS)
         if now > self._last:
             self._last = now
         return self._last
 
     def taken_ms(self) -> int:
-        """Broker time rounded up: a delay counts from here, so that it is not a fraction of a millisecond short, nor by
-        what passed while two clocks were read at the start, since the next start may be quicker."""
+        """Return broker time rounded up, for the start of delays.
+
+        A delay must not be shorter by a fraction of a millisecond, nor by the duration of the clock read at the start,
+        because the next start may be quicker.
+        """
         elapsed = (self._clock.monotonic() - self._begin) * 1000 + self._slack_ms
         return max(self.now_ms(), self._begin_ms + ceil(elapsed - ROUNDING_MS))
 
     def seconds_until(self, ms: int) -> float:
-        """How long until broker time is `ms`, by the monotonic clock; 0 if it is."""
+        """Return the seconds until broker time is `ms`, by the monotonic clock.
+
+        0 if it is later already.
+        """
         return max(0.0, self._begin + (ms - self._begin_ms) / 1000 - self._clock.monotonic())
 
-    # The wall clock
+    # Wall clock
 
     def ahead_ms(self) -> int:
-        """By how much broker time is ahead of the wall clock; below 0: behind it. Not less than it is, so that nothing
-        comes early by the fraction of a millisecond, or by what passes while two clocks are read.
+        """Return by how many ms broker time is ahead of the wall clock; negative: it is behind.
+
+        The value is rounded up, so that no message is early by a fraction of a millisecond, or by the duration of a
+        clock read.
         """
         least = self.now_ms() - (wall := self._clock.wall_ms())
         most = self.taken_ms() - wall
@@ -105,11 +121,14 @@ class BrokerTime:
         return self._ahead
 
     def off_ms(self) -> int:
-        """Broker time less the wall clock, for people: below 0 where the wall clock was set forward."""
+        """Return broker time minus the wall clock, for operators.
+
+        Negative if the wall clock was set forward.
+        """
         return self.now_ms() - self._clock.wall_ms()
 
     def note(self, number: int, ahead_ms: int) -> None:
-        """Messages from this number on were told `ahead_ms`. Numbers only grow."""
+        """Record the offset of messages from this number on. Numbers only grow."""
         if self._steps[-1] == ahead_ms:
             return
         if self._numbers[-1] == number:
@@ -120,7 +139,7 @@ class BrokerTime:
         self._bound()
 
     def learn(self, number: int, count: int, ahead_ms: int) -> None:
-        """A start finds in the arrivals what messages from this number on were told, `count` of them."""
+        """Restore an offset from the arrival log, of `count` messages from this number on."""
         if self.told(number) == ahead_ms:
             return
         if number >= self._numbers[-1]:
@@ -138,28 +157,30 @@ class BrokerTime:
             del self._steps[0], self._numbers[0]
 
     def told(self, number: int) -> int:
-        """What the message was told; where it is not known, not more than it was told."""
+        """Return the offset that was added for a message; a lower bound where it is not known."""
         return self._steps[bisect_right(self._numbers, number) - 1]
 
     @property
     def steady(self) -> bool:
-        """Whether all were told the same, and it is so now: then no message needs a look of its own."""
+        """Whether all messages have the current offset, so that none needs a check of its own."""
         return len(self._steps) == 1 and self.ahead_ms() == self._steps[0]
 
     def early_ms(self, due: int, number: int) -> int:
-        """How long until the wall clock shows what the sender of an absolute message meant, which is due now; 0: it
-        does. To be added to its due."""
+        """Return how many ms an absolute message that is due now must wait for the wall clock.
+
+        0 if it may fire. The result is to be added to its due time.
+        """
         meant = due - self.told(number)
         return max(0, meant - self._clock.wall_ms())
 
-    # The checkpoint
+    # Checkpoint
 
     def dump(self) -> bytes:
-        """The steps, for the checkpoint."""
+        """Encode the steps for the checkpoint."""
         return b"".join(_ROW.pack(*row) for row in zip(self._numbers, self._steps, strict=True))
 
     def load(self, data: bytes) -> None:
-        """Steps of the last life, as the last checkpoint has them. Raises ValueError."""
+        """Restore the steps of the last checkpoint. Raises ValueError."""
         try:
             rows = list(_ROW.iter_unpack(data))
         except StructError as error:
@@ -169,36 +190,36 @@ class BrokerTime:
             self._steps = [step for _, step in rows]
 
 
-# When delayed messages are due: what a sender asks for, and the effective due times that the broker gives.
+# Due times. On the wire a batch has one big-endian u64 a message: with the top bit set, the rest is a delay in ms;
+# without it, a time in ms since 1970. An effective due time is in broker time, at least 1 ms from now and below 2^63,
+# so that a new message never precedes a fired one. The offset to the wall clock is added to absolute times, because
+# senders mean the wall clock.
 #
-# On the wire a batch has one u64 a message, big-endian: with the top bit set, the rest is a delay in ms; without, it is
-# a time in ms since 1970. An effective due time is one of the broker's time, at least 1 ms from now and below 2^63, so
-# a new message never comes before one that fired. A time is moved by what broker time is ahead of the wall clock, or
-# back by what it is behind, since it is the wall clock that its sender means.
-#
-# Everything is done by columns, without a step of Python for a message, unless a batch mixes delays and times.
+# All operations are on columns, without Python code for each message, unless a batch mixes delays and times.
 
 WORD: Final = 8
 """Bytes of one due time."""
 
 RELATIVE: Final = 1 << 63
-"""The bit of the wire's word that says: this is a delay."""
+"""The bit of a wire word that marks a delay."""
 
 DUE_MAX: Final = (1 << 63) - 1
-"""The latest due time: what a signed word of a database or of Java still holds."""
+"""The latest due time: the maximum of a signed 64-bit integer, as in databases and Java."""
 
 RELATIVE_FLAG: Final = b"\x00"
 ABSOLUTE_FLAG: Final = b"\x01"
 
 _FLAGS: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
-"""From the first byte of a word to its message's flag."""
+"""Maps the first byte of a word to the message's flag."""
 
 _SWAP: Final = sys.byteorder == "little"
 
 
 class Dues(NamedTuple):
-    """Effective due times of messages in a row: `times` (array of u64, ms), a byte each in `absolute` (1: the sender
-    gave a time, 0: a delay), the lowest and the highest of the times (0 if there are none).
+    """Effective due times of consecutive messages.
+
+    `times`: array of u64, ms. `absolute`: one byte a message, 1 for an absolute time, 0 for a delay. `low`, `high`: the
+    lowest and highest time, 0 if there are none.
     """
 
     times: array[int]
@@ -207,7 +228,7 @@ class Dues(NamedTuple):
     high: int
 
     def part(self, start: int, end: int) -> Dues:
-        """Those of the messages from `start` to before `end`."""
+        """Return the due times of the messages from `start` to before `end`."""
         if start == 0 and end == len(self.times):
             return self
         times = self.times[start:end]
@@ -219,7 +240,7 @@ NO_DUES: Final = Dues(array("Q"), b"", 0, 0)
 
 
 def words(data: bytes) -> array[int]:
-    """An array of the big-endian u64 in `data`, which has a whole number of them."""
+    """Decode big-endian u64 integers; the length of `data` must be a multiple of 8."""
     column = array("Q", data)
     if _SWAP:
         column.byteswap()
@@ -227,7 +248,7 @@ def words(data: bytes) -> array[int]:
 
 
 def word_bytes(column: array[int]) -> bytes:
-    """The inverse of `words`; the column stays as it is."""
+    """Encode u64 integers as big-endian; the column is not changed."""
     if _SWAP:
         column = column[:]
         column.byteswap()
@@ -235,15 +256,15 @@ def word_bytes(column: array[int]) -> bytes:
 
 
 def dues_of(times: array[int], absolute: bytes) -> Dues:
-    """`Dues` of due times that are effective already, at least one."""
+    """Return effective due times, at least one, as `DueTimes`."""
     return Dues(times, absolute, min(times), max(times))
 
 
 def effective(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> Dues:
-    """The due times of `count` messages that arrive at the broker time `now_ms`, which is `ahead_ms` ahead of the wall
-    clock (below 0: behind it).
+    """Compute the due times of `count` messages that arrive at the broker time `now_ms`.
 
-    Raises BadRequest unless `wire` has one word for each.
+    `ahead_ms`: by how much broker time is ahead of the wall clock; negative: it is behind. Raises BadRequest unless
+    `wire` has one word for each message.
     """
     if not count or len(wire) != count * WORD:
         raise BadRequest(f"{len(wire)} bytes of due times for {count} messages: each has {WORD}.")
@@ -257,7 +278,7 @@ def effective(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> Dues:
     elif RELATIVE_FLAG in absolute:
         moved = [max(0, t + ahead_ms) if t < RELATIVE else t - RELATIVE + now_ms for t in times]
     elif ahead_ms:
-        # What is over by more than broker time is behind would be below 0.
+        # Without the bound, old times would become negative where broker time is behind.
         moved = map(ahead_ms.__add__, map(max, times, repeat(max(0, -ahead_ms))))
     else:
         return _bounded(times, absolute, now_ms)
@@ -274,7 +295,10 @@ def _all_alike(word: int, count: int, now_ms: int, ahead_ms: int) -> Dues:
 
 
 def _bounded(times: array[int], absolute: bytes, now_ms: int) -> Dues:
-    """No time before the next ms, none above DUE_MAX. Sums of two words below 2^63 fit in the array."""
+    """Limit the times to [now_ms + 1, DUE_MAX].
+
+    The sum of two words below 2^63 fits into the array.
+    """
     low, high = min(times), max(times)
     if low <= now_ms:
         times = array("Q", map(max, times, repeat(now_ms + 1)))

@@ -1,8 +1,6 @@
-"""How fast due messages are brought: so that whoever else sends and reads hardly notices.
+"""Limits for firing due messages, so that other producers and consumers are hardly delayed.
 
-Two bounds. What is written and not forced lies in front of everybody who waits for a force, so all lines together
-have a window of bytes. And a turn of the broker's thread brings no more than a part of a tick's work; the rest goes on
-in the next turn, behind whatever came in meanwhile.
+`FlowControl` limits bytes and rows, `RetryTimer` delays retries, `FlushTracker` tracks what is not durable yet.
 """
 
 from __future__ import annotations
@@ -16,18 +14,26 @@ from tfmq.apply_target import Mark
 from tfmq.delay.requests import Timers, Turn
 
 WINDOW_BYTES: Final = 512 << 10
-"""As for large transactions (`tfmq.transaction.applier`), where it was measured."""
+"""The in-flight limit. Measured for large transactions (`tfmq.transaction.applier`)."""
 SLICE_BYTES: Final = 256 << 10
-"""One effect brings no more, unless one message alone is larger."""
+"""Maximum size of one append, unless a single message is larger."""
 TURN_ROWS: Final = 1024
-"""Some two milliseconds' work. With 2,048 and with 512 (and each time twice as many taken out of the wheel at once) a
-neighbour's slowest sends beside a burst took longer, and fewer messages came a second."""
+"""About 2 ms of work.
+
+Measured: with 2,048 and with 512 (and each time twice as many popped from the wheel at once) the slowest sends beside a
+burst took longer, and the throughput of delayed messages was lower.
+"""
 TURN_BYTES: Final = 512 << 10
-"""Some milliseconds' work where messages are large."""
+"""A few milliseconds of work where messages are large."""
 
 
 class Pacing:
-    """See the module. One owner's thread."""
+    """Limits in-flight bytes of all target queues, and the work of one turn of the broker.
+
+    Broker thread only. Bytes that are written but not durable delay every caller that waits for an fsync, so all
+    queues share an in-flight limit. A turn of the broker writes only a limited number of rows and bytes; the rest is
+    written in the next turn, after other work.
+    """
 
     def __init__(self) -> None:
         self.unforced_bytes = 0
@@ -36,26 +42,29 @@ class Pacing:
         self._rows = 0
         self._bytes = 0
 
-    # The window
+    # In-flight limit
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether so many bytes more may be written now; a slice larger than the window goes alone. Nobody passes those
-        who wait: else small slices would keep a large one waiting for ever."""
+        """Return whether this many bytes may be written now.
+
+        A slice above the limit is written alone. Waiting slices are not overtaken: otherwise small slices could delay
+        a large one for ever.
+        """
         return (self._giving or not self._waiting) and self._has_room(size_bytes)
 
     def _has_room(self, size_bytes: int) -> bool:
         return not self.unforced_bytes or self.unforced_bytes + size_bytes <= WINDOW_BYTES
 
     def wait(self, size_bytes: int, go: Callable[[], None]) -> None:
-        """`go()` once when it is its turn and there is room for so much; it asks anew then."""
+        """Call `go()` once when there is room for this many bytes; it must check `may_write` again."""
         self._waiting.append((size_bytes, go))
 
     def take(self, size_bytes: int) -> None:
-        """They are going to be written."""
+        """Count bytes that are about to be written."""
         self.unforced_bytes += size_bytes
 
     def give(self, size_bytes: int) -> None:
-        """They are forced, or were not written, or their target has stopped."""
+        """Release bytes that are durable, were not written, or have a stopped target; call waiters."""
         self.unforced_bytes -= size_bytes
         if self._giving:
             return
@@ -66,32 +75,35 @@ class Pacing:
         finally:
             self._giving = False
 
-    # The turn
+    # Work of one turn
 
     def begin_turn(self) -> None:
-        """Everybody else had a chance."""
+        """Start a new turn of the broker: other work had its chance."""
         self._rows = self._bytes = 0
 
     @property
     def rows_left(self) -> int:
-        """So many rows may still be brought in this turn."""
+        """Rows that may still be written in this turn."""
         return 0 if self._bytes >= TURN_BYTES else max(0, TURN_ROWS - self._rows)
 
     def spend(self, rows: int, size_bytes: int) -> None:
-        """They are brought in this turn."""
+        """Count what was written in this turn."""
         self._rows += rows
         self._bytes += size_bytes
 
 
-# When something that was refused is tried again.
+# Retries
 
 FLOW_PAUSE_SECONDS: Final = 1.0
 FLOW_PAUSE_SECONDS_MAX: Final = 30.0
-"""A target that takes nothing is tried again after pauses that double between these, besides when it is resumed."""
+"""Bounds of the pauses between tries of a target that rejects messages; they double.
+
+A resumption ends a pause.
+"""
 
 
 class Patience:
-    """One pause at a time; `go()` at its end."""
+    """Calls `retry()` at the end of a pause; one pause at a time."""
 
     def __init__(self, timers: Timers, go: Callable[[], None]) -> None:
         self._timers, self._go = timers, go
@@ -100,42 +112,42 @@ class Patience:
 
     @property
     def waits(self) -> bool:
-        """Whether a pause is under way."""
+        """Whether a pause is running."""
         return self._timer is not None
 
     def hold(self, seconds: float) -> None:
-        """A pause of that length, unless there is one."""
+        """Start a pause of that length, unless one is running."""
         if self._timer is None:
             self._timer = self._timers.after(seconds, self.end)
 
     def refused(self) -> None:
-        """A pause, twice as long as the last one."""
+        """Start a pause twice as long as the one before."""
         self.stop()
         self._timer = self._timers.after(self._pause, self.end)
         self._pause = min(2 * self._pause, FLOW_PAUSE_SECONDS_MAX)
 
     def end(self) -> None:
-        """No pause any more: on it goes."""
+        """End the pause and call `retry()` now."""
         self.stop()
         self._go()
 
     def stop(self) -> None:
-        """No pause any more, and nothing comes of it."""
+        """End the pause without calling `retry()`."""
         if self._timer is not None:
             self._timers.cancel(self._timer)
             self._timer = None
 
     def renew(self) -> None:
-        """The next pause is a short one again."""
+        """Reset the pause to the shortest."""
         self._pause = FLOW_PAUSE_SECONDS
 
 
 Waiter: TypeAlias = Callable[[], None]
-"""Called when it is worth to ask again."""
+"""Called when the caller should check the state again."""
 
 
 class Written(NamedTuple):
-    """One append: of `count` messages from the due `first` up to the turn `last`."""
+    """One append of `count` messages, due from `first` on, up to the turn `last`."""
 
     mark: Mark
     first: int
@@ -145,20 +157,20 @@ class Written(NamedTuple):
 
 
 class Settling:
-    """What of a line is written and not known to be on the disk, and who waits to hear that it is.
+    """Appends of a target queue that are not known to be durable, and callers waiting for them.
 
-    "Delivered" is told of a message only when its append is forced: before that a power cut could take it back, and
-    then it would fire again, or be cancelled after all.
+    A message is reported as delivered only when its append is durable: before that, a power failure could undo the
+    append, and the message would fire again, or could still be cancelled.
 
-    `through`: every turn of this target up to it is forced, or will never fire; None: none is.
+    `durable_through`: every turn of this target up to it is durable or will never fire; None: no turn is.
     """
 
     def __init__(self, through: Turn | None) -> None:
         self.through = through
         self.size_bytes = 0
-        """Of what is not known to be forced."""
+        """Bytes of what is not known to be durable."""
         self.count = 0
-        """Messages of which that is not known."""
+        """Messages that are not known to be durable."""
         self._written: deque[Written] = deque()
         self._waiting: list[tuple[Turn, Waiter]] = []
 
@@ -167,26 +179,26 @@ class Settling:
 
     @property
     def first_due(self) -> int | None:
-        """Of what is not known to be forced."""
+        """Lowest due time of what is not known to be durable."""
         return self._written[0].first if self._written else None
 
     @property
     def last(self) -> Written | None:
-        """The latest append."""
+        """The latest append that is not known to be durable."""
         return self._written[-1] if self._written else None
 
     def add(self, written: Written) -> None:
-        """Behind all others."""
+        """Add an append, later than all others."""
         self._written.append(written)
         self.size_bytes += written.size_bytes
         self.count += written.count
 
     def settled(self, turn: Turn) -> bool:
-        """Whether that turn is passed, and this is on the disk."""
+        """Return whether all turns up to this one are durable or will never fire."""
         return self.through is not None and turn <= self.through
 
     def forced(self, is_forced: Callable[[Mark], bool]) -> None:
-        """Takes out what is on the disk now, and tells who waits for it."""
+        """Remove the appends that are durable now, and call the callers that wait for them."""
         moved = False
         while self._written and is_forced(self._written[0].mark):
             written = self._written.popleft()
@@ -198,13 +210,16 @@ class Settling:
             self._tell()
 
     def give_up_room(self) -> int:
-        """Nobody waits for the disk any more, since the target has stopped: the bytes that it may give back at once."""
+        """Return the counted bytes and count none from now on: the target has stopped."""
         size, self.size_bytes = self.size_bytes, 0
         self._written = deque(each._replace(size_bytes=0) for each in self._written)
         return size
 
     def wait(self, turn: Turn, waiter: Waiter) -> None:
-        """`waiter()` once the turn is settled, or nobody can say any more when that will be."""
+        """Call `waiter()` once the turn is durable, or if that became uncertain.
+
+        It must check again.
+        """
         at = bisect_right(self._waiting, turn, key=lambda each: each[0])
         self._waiting.insert(at, (turn, waiter))
 
@@ -212,12 +227,15 @@ class Settling:
         count = 0
         while count < len(self._waiting) and self.settled(self._waiting[count][0]):
             count += 1
-        told, self._waiting = self._waiting[:count], self._waiting[count:]
-        for _, waiter in told:
+        ready, self._waiting = self._waiting[:count], self._waiting[count:]
+        for _, waiter in ready:
             waiter()
 
     def take_back(self, through: Turn | None) -> int:
-        """The target came back, and has everything up to `through`; how many messages were lost."""
+        """Reset to a resumed target that has everything up to `through`.
+
+        Return how many messages were lost.
+        """
         lost = sum(each.count for each in self._written if through is None or through < each.last)
         self._written.clear()
         self.through, self.size_bytes, self.count = through, 0, 0
@@ -225,7 +243,7 @@ class Settling:
         return lost
 
     def wake(self) -> None:
-        """Everybody asks again."""
-        told, self._waiting = self._waiting, []
-        for _, waiter in told:
+        """Call all waiters: each checks again."""
+        callbacks, self._waiting = self._waiting, []
+        for _, waiter in callbacks:
             waiter()

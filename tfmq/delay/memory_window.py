@@ -1,22 +1,22 @@
-"""What to do next with what is not in memory: a pure decision, from numbers alone.
+"""The memory window: which messages are in the timing wheel, and which storage work is next.
 
-The horizon is the due up to which pending messages are in the wheel. It is moved on shortly before its time, a leaf of
-the buckets at a time; while what lies between the old and the new one is loaded, whatever arrives is judged by the new
-one, and nothing fires from the old one on. It is taken back when too much is in memory: what lies behind it is on the
-disk anyway.
+`decide` is the policy, a pure function. The window ends at a due time: pending messages due before it are in the wheel,
+the others only on disk. The end is extended shortly before it is reached, by one bucket at a time. While the messages
+between the old and the new end are loaded, arriving messages are compared with the new end, and nothing fires from the
+old end on. If too much is in memory the window shrinks, which only drops rows, because they are on disk.
 
 | found | decision |
 |---|---|
-| something below the horizon is on the disk only: its force took too long | retreat to it |
-| more in memory than NEAR_MAX, and it reaches far enough | retreat |
-| something due soon may lie on the disk, and there is room | load, or before it spill or split what is to be loaded |
-| nothing due soon is on the disk | the horizon moves without any work |
-| somebody asks for what arrived, or it is much, or old | spill |
-| a line's target takes messages again | reload what it gave up |
-| a coarse bucket's time comes, or one has too much | split |
-| it is not known how much of a bucket still waits | count |
-| arrivals that nobody needs fill a segment | truncate |
-| time to write down what changed | commit |
+| a message inside the window is only on disk: its fsync was too slow | shrink to it |
+| more in memory than MEMORY_ROWS_MAX, and the window is long enough | shrink |
+| something due soon may be on disk, and there is room | load, after a spill or split if needed |
+| nothing due soon is on disk | extend without any work |
+| a spill is requested, or the arrivals are many or old | spill |
+| the target of an evicted queue accepts messages again | reload the rows of the queue |
+| a coarse bucket is due soon, or a bucket is too large | split |
+| the pending rows of a bucket are not counted | count |
+| obsolete arrivals fill a segment | truncate |
+| the checkpoint is out of date | commit |
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from tfmq.delay.rows import Targets
 from tfmq.delay.timing_wheel import DUE_SPAN, HashedWheelTimer, tag
 
 LEAD_MS: Final = 10_000
-"""What is due is in memory so long before: a slow disk has that time for a load."""
+"""Messages are in memory this long before they are due: time for a load by a slow disk."""
 NEAR_MAX: Final = 1_000_000
-"""Rows in memory, 24 MB. With more, the horizon is taken back."""
+"""Maximum of rows in memory, 24 MB. With more, the window shrinks."""
 ROOM_ROWS: Final = 500_000
-"""With more in memory, the next leaf is loaded only when its time has come."""
+"""With more rows in memory, the next bucket is loaded only when it is urgent."""
 CATCH_UP_ROWS: Final = 65_536
-"""Of what is overdue, the next leaf is loaded when no more than this is left to fire."""
+"""An overdue bucket is loaded when no more rows than this are left to fire."""
 URGENT_MS: Final = 1_000
-"""The next leaf is loaded so long before its time, however much is in memory."""
+"""The next bucket is loaded this long before it is due, however full the memory is."""
 KEEP_MS: Final = 3_000
-"""A retreat keeps at least what is due so soon."""
+"""After shrinking, the window still covers at least this time."""
 SPILL_BYTES: Final = 64 << 20
-"""So much in the arrivals, and it goes to the buckets: what a start has to read."""
+"""Spill when the arrivals have this size: the next start has to read them."""
 SPILL_MS: Final = 60_000
-"""What arrived so long ago goes there, too."""
+"""Spill when the oldest arrival is this old."""
 RESCAN_BYTES: Final = 4 << 20
-"""Arrivals that are not in buckets are read once for each load: with more, they are spilled before."""
+"""Spill before a load if the arrivals are larger, because each load reads all of them."""
 COMMIT_MS: Final = 10_000
-"""How often it is written down what time it is."""
+"""Interval of checkpoints, which store broker time."""
 SPLIT_ROWS: Final = 262_144
-"""A bucket with more is split before it is loaded."""
+"""A bucket with more rows is split before it is loaded."""
 
 
 class Step(Enum):
-    """What the keeper is to do."""
+    """The next work of the storage scheduler."""
 
     REST = "rest"
     RETREAT = "retreat"
@@ -76,12 +76,12 @@ class Step(Enum):
 
 
 class View(NamedTuple):
-    """How things are. Dues and times in ms of broker time.
+    """Input of `decide`. Due times and times are ms of broker time.
 
-    `rows`: messages in memory; `moving`: those of them that fire as soon as it is their turn. `span`, `span_rows`: of
-    the first bucket that ends behind the horizon. `far_low`: the lowest due of arrivals that are in no bucket, and not
-    in the wheel. `unspilled_bytes`, `unspilled_since`: of arrivals that are in no bucket. `writable`: whether buckets
-    can be written, as far as known.
+    `rows`: messages in memory; `fireable`: those in target queues that are not blocked. `span`, `span_rows`: of the
+    first bucket that ends after the window. `disk_low`: the lowest due time of arrivals that are in no bucket and not
+    in the wheel. `unspilled_bytes`, `unspilled_since`: of arrivals in no bucket. `writable`: False after a failed
+    write until the next try.
     """
 
     now: int
@@ -89,37 +89,37 @@ class View(NamedTuple):
     rows: int = 0
     moving: int = 0
     unsure: int | None = None
-    """The lowest due of arrivals that are not known to be on the disk."""
+    """The lowest due time of arrivals that are not durable."""
     stray: int | None = None
-    """The due of something below the horizon that is on the disk only."""
+    """The due time of a message inside the window that is only on disk."""
     span: Span | None = None
     span_rows: int = 0
     divisible: bool = True
-    """Whether that bucket can be split."""
+    """False if a split of that bucket was not possible."""
     far_low: int | None = None
     far_count: int = 0
-    """How many of them there are."""
+    """How many arrivals are in no bucket and not in the wheel."""
     unspilled_bytes: int = 0
     unspilled_since: int | None = None
     writable: bool = True
     wanted: bool = False
-    """Somebody waits until what arrived is in the buckets."""
+    """A request waits until the arrivals are in buckets."""
     splits: bool = False
-    """The buckets name some that should be split."""
+    """There are buckets that should be split."""
     counts: bool = False
-    """How much of a bucket waits is not known."""
+    """The pending rows of a bucket must be counted."""
     reloads: bool = False
     spare_bytes: int = 0
-    """Arrivals that nobody needs any more."""
+    """Obsolete arrivals."""
     segment_bytes: int = SPILL_BYTES
     committed: int = 0
     """When the checkpoint was written."""
     changed: bool = False
-    """Whether it says something else now."""
+    """Whether the checkpoint is out of date."""
 
 
 class Decision(NamedTuple):
-    """`to`: the new horizon of RETREAT, MOVE and LOAD."""
+    """`to`: the new end of the window for SHRINK, EXTEND and LOAD."""
 
     step: Step
     to: int = 0
@@ -129,17 +129,17 @@ REST: Final = Decision(Step.REST)
 
 
 def retreat_to(now: int) -> int:
-    """Where a retreat takes the horizon: a bucket of the finest level may begin there."""
+    """Return the end of a shrunk window: a multiple of the finest bucket span."""
     return (now + KEEP_MS + (1 << FINEST) - 1) >> FINEST << FINEST
 
 
 def goal(now: int) -> int:
-    """Where the horizon should be at least when nothing is in the way: whole buckets of the usual level."""
+    """Return the end that the window should at least have: whole buckets of the default level."""
     return ((now + LEAD_MS) >> USUAL) + 1 << USUAL
 
 
 def decide(view: View) -> Decision:
-    """See the table above: the first row that fits."""
+    """Return the first row of the table above that applies."""
     if view.stray is not None:
         return Decision(Step.RETREAT, view.stray)
     if view.rows > NEAR_MAX and retreat_to(view.now) < view.horizon:
@@ -166,21 +166,21 @@ def decide(view: View) -> Decision:
 
 
 def _bounded(view: View, onward: Decision) -> Decision | None:
-    """The same as far as memory allows it, and what is not sure to be on the disk; None: not yet."""
+    """Limit a step to what memory allows and to durable arrivals; None: not yet."""
     step, to = onward
     if step not in (Step.LOAD, Step.MOVE):
         return onward
     if view.unsure is not None and view.unsure >= view.horizon:
         to = min(to, view.unsure)
     if view.rows > ROOM_ROWS or view.rows + _coming(view, to) > NEAR_MAX:
-        to = min(to, retreat_to(view.now))  # a retreat would go there, and another load follow it
+        to = min(to, retreat_to(view.now))  # a longer load would be undone by the next shrink
     if to <= view.horizon or (step is Step.LOAD and not _has_room(view, to)):
         return None
     return Decision(step, to)
 
 
 def _has_room(view: View, to: int) -> bool:
-    """Whether so much more may come to memory. What is too much would have to go again at once."""
+    """Whether memory has room for the load; otherwise its rows would be dropped again at once."""
     if view.horizon <= view.now:
         return view.moving <= CATCH_UP_ROWS
     if view.horizon <= view.now + URGENT_MS:
@@ -189,7 +189,7 @@ def _has_room(view: View, to: int) -> bool:
 
 
 def _coming(view: View, to: int) -> int:
-    """How many rows a load up to there may bring."""
+    """Return how many rows a load up to `to` may add."""
     from_bucket = view.span_rows if view.span is not None and view.span.start < to else 0
     return from_bucket + (view.far_count if view.far_low is not None and view.far_low < to else 0)
 
@@ -200,7 +200,7 @@ def _is_old(view: View) -> bool:
 
 
 def _onward(view: View) -> Decision:
-    """The horizon has to move on."""
+    """Return the step that extends the window: split, spill, load, or extend without work."""
     span = view.span
     to = goal(view.now)
     if span is not None and span.start <= view.horizon:
@@ -209,7 +209,7 @@ def _onward(view: View) -> Decision:
             return Decision(Step.SPLIT)
         to = min(span.end, _piece(view)) if coarse else span.end
     else:
-        # What lies between here and the next bucket can only be in the arrivals.
+        # No bucket overlaps this range: its messages can only be in the arrival log.
         to = to if span is None else min(to, span.start)
         if view.far_low is None or view.far_low >= to:
             return Decision(Step.MOVE, to)
@@ -220,39 +220,39 @@ def _onward(view: View) -> Decision:
 
 
 def _piece(view: View) -> int:
-    """The end of the next piece of a bucket that cannot be split."""
+    """Return the end of the next piece of a bucket that cannot be split."""
     size = USUAL if view.span_rows <= SPLIT_ROWS else FINEST
     return (view.horizon >> size) + 1 << size
 
 
 FORCE_MS: Final = 600_000
-"""What is due so long behind the horizon is not looked at when it is written. Should the force take longer than the
-horizon needs to get there, the horizon is taken back."""
+"""Messages due this long after the window get no wheel rows when they are written.
+
+If their fsync lasts until the window covers them, the window shrinks again.
+"""
 BUCKETS: Final = 1 << SLOT_SHIFT
-"""Locators below are offsets of arrivals."""
+"""Locators below this value are offsets of the arrival log."""
 NOTHING: Final = Near(array("Q"), array("Q"), array("Q"), array("Q"))
 
 
 class Far:
-    """Arrivals in no bucket that are not in the wheel: how many, and the lowest due."""
+    """Arrivals in no bucket that are not in the wheel: their count and lowest due time."""
 
     def __init__(self) -> None:
         self.count = 0
         self.low: int | None = None
 
     def add(self, count: int, low: int) -> None:
-        """So many more, none due before `low`."""
+        """Add `count` messages, due at `low` or later."""
         self.count += count
         self.low = low if self.low is None else min(low, self.low)
 
 
 class Shore:
-    """The border between memory and disk: the wheel, how far it reaches, and what arrived behind that.
+    """The timing wheel, the end of its window, and the count of arrivals that are due later.
 
-    What is due below the horizon is in the wheel as soon as its arrival is on the disk; the rest is counted and left on
-    the disk. `fires_below` is the horizon, or while something is being loaded the one before.
-
-    One owner's thread.
+    Messages due before `end` are added to the wheel as soon as they are durable; the others are only counted.
+    `fires_below` is `end`, or during a load the end before it. Broker thread only.
     """
 
     def __init__(self, wheel: HashedWheelTimer, targets: Targets) -> None:
@@ -260,29 +260,35 @@ class Shore:
         self.horizon = 0
         self.fires_below = 0
         self.border = 0
-        """What is due below is in memory, or came: the horizon, or while something is being loaded the one before."""
+        """Messages due before this are in memory or were popped.
+
+        It is `end`, or during a load the end before it.
+        """
         self.coming = 0
-        """Rows out of buckets that were put behind the border."""
+        """Rows from buckets that a running load has added after the border."""
         self.far = Far()
         self.stray: int | None = None
-        """Due of something below the horizon that is not in the wheel: the horizon must be taken back to there."""
+        """Due time of a message inside the window that is not in the wheel.
+
+        The window must shrink to it.
+        """
         self._spilling: Far | None = None
         self._front = Turn(0, 0)
 
     @property
     def far_count(self) -> int:
-        """Arrivals that are not in the wheel, also those that are on their way to buckets."""
+        """Arrivals that are not in the wheel, with those of a running spill."""
         return self.far.count + (self._spilling.count if self._spilling is not None else 0)
 
     @property
     def front(self) -> Turn:
-        """Every turn below was given to its line, none from there on."""
+        """Every turn below was popped from the wheel, no turn from there on."""
         return max(self._front, Turn(*self.wheel.front))
 
-    # What arrives
+    # Arrivals
 
     def near_of(self, note: Note, records: Buffer, answer: Appended, now_ms: int) -> Near:
-        """What of a batch that was written may belong in the wheel once it is on the disk."""
+        """Return the rows of a written batch that may belong in the wheel once it is durable."""
         times, absolute, low, _ = note.dues
         if low >= max(self.horizon, goal(now_ms)) + FORCE_MS:
             return NOTHING
@@ -293,7 +299,7 @@ class Shore:
         return Near(times, numbers, locators, tags)
 
     def add(self, near: Near, count: int, low: int, high: int) -> None:
-        """A batch is on the disk: what is due below the horizon goes to the wheel."""
+        """Process a durable batch: add what is due inside the window to the wheel, count the rest."""
         if low >= self.horizon:
             self.far.add(count, low)
         elif not len(near.dues):
@@ -309,20 +315,22 @@ class Shore:
             self.wheel.add_many(*(array("Q", compress(column, keep)) for column in near))
 
     def topic_gone(self, incarnation: int) -> int:
-        """What is in the wheel for it is dropped; how many messages."""
+        """Drop the messages of a deleted topic from the wheel; return how many."""
         targets = self._targets.of(incarnation)
         return self.wheel.drop_targets(targets) if targets else 0
 
-    # The horizon
+    # End of the window
 
     def begin(self, base_ms: int, horizon: int) -> None:
-        """A start: nothing is due before `base_ms`."""
+        """Start with an empty wheel and a window up to `end`; nothing is due before `base_ms`."""
         self.wheel.rebase(base_ms)
         self.move(min(horizon, base_ms + DUE_SPAN))
 
     def reach(self, to: int, low: int) -> int:
-        """How far the wheel can take the horizon, at most to `to`: an empty one takes any. Nothing to come is due
-        before `low`."""
+        """Return how far the window can be extended, at most to `to`.
+
+        An empty wheel is rebased to reach any time; no message added later may be due before `low`.
+        """
         wheel = self.wheel
         if not wheel.held:
             self._front = self.front
@@ -330,23 +338,26 @@ class Shore:
         return min(to, wheel.base_ms + DUE_SPAN)
 
     def move(self, to: int) -> None:
-        """Nothing pending lies between the horizon and `to`."""
+        """Set the end to `to`.
+
+        No pending message between the old and the new end is outside the wheel.
+        """
         self.horizon = self.fires_below = self.border = to
 
     def begin_load(self, to: int) -> int:
-        """What lies below `to` is being loaded; answers the old horizon, from which on nothing fires until then."""
+        """Start a load up to `to`. Return the old end: nothing fires from there on until `end_load`."""
         low, self.horizon = self.horizon, to
         return low
 
     def put(self, near: Near) -> None:
-        """Some of what was loaded."""
+        """Add some of the loaded rows."""
         self.wheel.add_many(*near)
         arrivals = sum([locator < BUCKETS for locator in near.locators])
         self.far.count -= arrivals
         self.coming += len(near.locators) - arrivals
 
     def end_load(self) -> None:
-        """All of it is there."""
+        """End a load: all rows are added."""
         self.fires_below = self.horizon if self.stray is None else min(self.horizon, self.stray)
         self.border, self.coming = self.horizon, 0
         if self.far.low is not None:
@@ -354,8 +365,10 @@ class Shore:
             self.far.count = max(0, self.far.count)
 
     def retreat(self, to: int, spilled_offset: int) -> int:
-        """What is due from `to` on is forgotten: it is on the disk. How many rows. Arrivals before `spilled_offset` are
-        in buckets."""
+        """Drop the rows due at `to` or later, which are on disk; return how many.
+
+        Arrivals before `spilled_offset` are in buckets.
+        """
         to = min(to, self.horizon)
         dropped = self.wheel.drop_from(to)
         self.horizon, self.stray = to, None
@@ -364,14 +377,14 @@ class Shore:
             self.far.add(sum([spilled_offset <= locator < BUCKETS for locator in dropped]), to)
         return len(dropped)
 
-    # Spilling
+    # Spill
 
     def begin_spill(self) -> None:
-        """What is far goes to the buckets; what arrives from now on is counted apart."""
+        """Start a spill of all arrivals; those that arrive from now on are counted separately."""
         self._spilling, self.far = self.far, Far()
 
     def end_spill(self, done: bool) -> int:
-        """It is there, or stays where it is; how many messages were to go."""
+        """End a spill; `done`: it succeeded. Return how many messages were to be spilled."""
         before, self._spilling = self._spilling or Far(), None
         if not done and before.low is not None:
             self.far.add(before.count, before.low)

@@ -1,7 +1,7 @@
-"""Which messages on the disk are still to be fired: not settled, not cancelled, their topic there. For workers.
+"""Which messages on disk are pending: not delivered, not cancelled, topic not deleted.
 
-It may say that one is pending which has been settled or cancelled since: whoever fires asks again. It never says the
-opposite.
+The result may be out of date in one direction only: a message that was delivered or cancelled meanwhile may be
+reported as pending, and is checked again before it fires. A pending message is never reported as not pending.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -14,32 +14,36 @@ from tfmq.delay.target_queue import Lines
 
 
 class Pendings:
-    """Makes what follows, in the owner's thread."""
+    """Creates `PendingSnapshot` objects. Broker thread only."""
 
     def __init__(self, state: ArrivalState, lines: Lines, late: Collection[tuple[int, int]]) -> None:
         self._state, self._lines, self._late = state, lines, late
 
     def now(self) -> "PendingNow":
-        """As things are."""
+        """Return the current state, for queries."""
         return PendingNow(self._state, self._lines.settled, self._is_gone, self._lines.blocked)
 
     def for_work(self, border: int | None = None) -> "PendingNow":
-        """As work with files sees them."""
-        lines = self._lines
-        return PendingNow(self._state, lines.settled, self._is_gone, lines.blocked, self._late, border)
+        """Return the state for a worker that changes files; `border` as in `PendingSnapshot`."""
+        queues = self._lines
+        return PendingNow(self._state, queues.settled, self._is_gone, queues.blocked, self._late, border)
 
     def _is_gone(self, key: int) -> bool:
         return self._lines.destination.name(key) is None
 
 
 class PendingNow:
-    """As things were when it was made, in the owner's thread.
+    """Which messages were pending when the snapshot was made. Used in any thread.
 
-    `settled(key)`: the turn up to which that target has everything on the disk; `gone(key)`: whether it is gone for
-    ever. Both may be asked in any thread. `unsure`: turns whose cancel may still be lost; it is looked at each time.
-    `late`, for work with files: turns that were cancelled for sure since it began; to it they are pending, as is what
-    is unsure, also where the topic went. With a `border`, for a spill: of what is due from there on it counts what is
-    gone as `dropped`, what stays as `kept`, and what `damage` took is the rest.
+    `durable_through(key)`: the turn up to which everything of a target is durable. `topic_deleted(key)`: whether the
+    topic of a target is deleted. `locked`: turns with a cancel that is not durable yet; live, read at each call.
+
+    `late` is given for file work only: turns with a cancel that became durable since the work began. They count as
+    pending, as do the turns in `locked`, also where the topic is deleted, because they are subtracted when the work
+    has ended.
+
+    `border` is given for a spill only: of the messages due from there on, those of deleted topics are counted in
+    `dropped`, those that are spilled in `kept`; the rest is missing because of `damage`.
     """
 
     def __init__(
@@ -56,10 +60,13 @@ class PendingNow:
         self._border = border
         self.dropped = self.kept = 0
         self.damage: list[Corrupt] = []
-        """For whoever reads what is spilled to tell what he could not."""
+        """Filled by the reader of the spilled arrivals; the reader has logged these."""
 
     def __call__(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
-        """As `tfmq.delay.buckets.store.Pending`: for messages of one target, at least one."""
+        """Return which messages of one target are pending, as `PendingFilter`.
+
+        At least one is given.
+        """
         keep = self._keep(key, dues, numbers)
         if self._border is not None and keep is not False:
             ahead = map(self._border.__le__, dues)
@@ -67,7 +74,7 @@ class PendingNow:
         return keep
 
     def lost(self, count: int) -> int:
-        """How many messages damage took, of `count` that were to be spilled."""
+        """Return how many of `count` messages to spill were lost because of damage."""
         return max(0, count - self.kept - self.dropped) if self.damage else 0
 
     def _keep(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
@@ -78,7 +85,7 @@ class PendingNow:
             self.dropped += sum([t[0] >= self._border and not self._is_cancelled(t) for t in turns])
         if late is None or keep is True or not (late or self._unsure):
             return keep
-        # What becomes unsure meanwhile was pending when the work began; `late` is looked at second, as below.
+        # A turn may move from `locked` to `late` at any time: check `locked` first, then `late`.
         held = [turn in self._unsure or turn in late for turn in zip(dues, numbers, strict=True)]
         if keep is False:
             return bytes(held) if any(held) else False
@@ -98,9 +105,11 @@ class PendingNow:
         return bytes([turn > through and not (cancelled and self._is_cancelled(turn)) for turn in turns])
 
     def _is_cancelled(self, turn: tuple[int, int]) -> bool:
-        """In this order: what is cancelled for sure leaves `unsure` behind that."""
+        """Return whether the cancel is durable.
+
+        The order matters: a turn is added to `cancelled` first and removed from `locked` later."""
         return turn in self._cancelled and turn not in self._unsure and turn not in (self._late or ())
 
     def any_cancelled(self, low: int, high: int) -> bool:
-        """Whether a message that is due from `low` up to `high` may be cancelled; False is sure."""
+        """Return whether a message due in [low, high] may be cancelled; False is exact."""
         return self._cancelled.any_between(low, high)

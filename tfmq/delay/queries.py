@@ -1,4 +1,4 @@
-"""How much waits, and when the next of it is due: for limits, for people, and for the alarm clock."""
+"""Metrics of the delay queue, and the queries that list and count pending messages."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
 
 COUNT_SECONDS: Final = 0.1
-"""What was counted less long ago is not counted again: every send asks."""
+"""Counts are cached for this time, because every send needs them."""
 
 
 class Figures:
-    """See the module."""
+    """Counts and sizes of pending messages, and the next due time."""
 
     def __init__(
         self,
@@ -47,18 +47,18 @@ class Figures:
         self._count_again = 0.0
 
     def landed(self, count: int) -> None:
-        """So many more arrived."""
+        """Add newly arrived messages to the cached count."""
         self._count += count
 
     @property
     def pending(self) -> int:
-        """Messages that wait."""
+        """Number of pending messages."""
         self._count_all()
         return self._count
 
     @property
     def size_bytes(self) -> int:
-        """What they take in the buckets: of each as large a part as there is of its messages that wait."""
+        """Bytes of pending messages in buckets: of each bucket the share of its pending messages."""
         self._count_all()
         return self._size_bytes
 
@@ -69,31 +69,37 @@ class Figures:
             self._count_again = now + COUNT_SECONDS
 
     def count_now(self) -> int:
-        """In memory, in arrivals and in buckets. What is being loaded is still where it was."""
+        """Count messages in memory, in arrivals and in buckets.
+
+        Those of a running load count where they were before.
+        """
         in_memory = self._shore.wheel.count - self._shore.coming + self._lines.waiting
         on_disk = self._ledger.messages + self._shore.far_count + self._counting.ahead
         return max(0, in_memory + on_disk - self._leaving.count)
 
     @property
     def next_on_disk(self) -> int | None:
-        """Nothing that is only on the disk is due before; None: there is nothing."""
+        """Lower bound of the due times of messages that are only on disk; None if there are none."""
         bucket = self._buckets.next_after(self._shore.horizon)
         dues = [self._shore.far.low, None if bucket is None else max(bucket.span.start, self._shore.horizon)]
         return min((due for due in dues if due is not None), default=None)
 
     @property
     def next_due(self) -> int | None:
-        """Nothing is due before; None: nothing waits."""
+        """Lower bound of the due times of pending messages; None if there are none."""
         dues = [self._lines.rows_first, self._shore.wheel.due_next, self.next_on_disk]
         return min((due for due in dues if due is not None), default=None)
 
 
 SCAN_ROWS: Final = 200_000
-"""Rows that one request looks at, some hundred milliseconds' work of a worker: whoever wants more asks again."""
+"""Rows examined by one request, about 100 ms of a worker.
+
+The caller continues with another request.
+"""
 
 
 class Chosen(Collection[int]):
-    """Log ids as a predicate says."""
+    """A collection of log ids that is defined by a predicate; supports `in` only."""
 
     def __init__(self, keys: Callable[[int], bool]) -> None:
         self._keys = keys
@@ -102,10 +108,10 @@ class Chosen(Collection[int]):
         return self._keys(key)
 
     def __iter__(self) -> Iterator[int]:
-        raise TypeError("which logs are meant is only known one by one")
+        raise TypeError("a filter of logs supports `in` only")
 
     def __len__(self) -> int:
-        raise TypeError("which logs are meant is only known one by one")
+        raise TypeError("a filter of logs supports `in` only")
 
 
 def _chosen(keys: Callable[[int], bool] | None) -> Collection[int] | None:
@@ -113,16 +119,16 @@ def _chosen(keys: Callable[[int], bool] | None) -> Collection[int] | None:
 
 
 class Listing:
-    """Lists and counts of what waits, from the columns of buckets; whoever asks has had the arrivals spilled before.
+    """List and histogram of pending messages, from the columns of buckets. Runs in workers.
 
-    In workers.
+    The caller has spilled all arrivals before.
     """
 
     def __init__(self, buckets: Buckets) -> None:
         self._buckets = buckets
 
     def list(self, query: Query, pending: PendingNow) -> Listed:
-        """A page of `query`."""
+        """Return one page of `query`."""
         found: list[Pending] = []
         after = query.after
         first = max(
@@ -141,7 +147,7 @@ class Listing:
         return Listed(found, False, after)
 
     def _pending(self, row: Row, message_key: bytes | None) -> Pending | None:
-        """None where the message has another key, or cannot be read."""
+        """Return the message; None if it has another key or cannot be read."""
         slot, position = row.locator >> SLOT_SHIFT, row.locator & POSITION_MASK
         (record,) = self._buckets.read(slot, [position], [row.number])
         if record is None:
@@ -158,7 +164,10 @@ class Listing:
         pending: PendingNow,
         settled_below: int,
     ) -> Histogram:
-        """How many are pending; what is due before `settled_below` may have fired. Each bucket is read once at most."""
+        """Count pending messages between `edges`.
+
+        Messages due before `settled_below` may have fired. Each bucket is read at most once.
+        """
         chosen = _chosen(keys)
         total, counts = 0, [0] * max(0, len(edges) - 1)
         for bucket in self._buckets.leaves:
@@ -185,7 +194,7 @@ def _is_pending(pending: PendingNow, row: Row) -> bool:
 
 
 def pending_of(key: int, turn: Turn, record: bytes) -> Pending:
-    """What is told of a message that waits."""
+    """Describe a pending message by its record."""
     try:
         attribute = attribute_of(record)
     except BadRecord:

@@ -1,7 +1,7 @@
-"""The records of due messages, from wherever they lie: the arrivals, or a bucket.
+"""Reads the records of due messages from the arrival log and the buckets.
 
-Rows come in the order of their turns. What is in memory is read in that order, each record by itself unless neighbours
-follow one another; from the disk in the order of positions.
+Rows are requested in the order of their turns. Cached data is read in that order, where one read serves neighbouring
+records only; data on disk is read in the order of positions.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from tfmq.delay.requests import Run
 from tfmq.delay.rows import NO_PART, Part, Rows
 
 ARRIVALS: Final = 0
-"""The slot of a locator that names no bucket."""
+"""The bucket id of locators that point into the arrival log."""
 
 
 class Fetched(NamedTuple):
-    """Records of the first rows that were asked for, in their order, fewer where bytes were too many; None: damaged."""
+    """Records of the first requested rows, in their order; fewer if the byte limit is reached.
+
+    None: damaged.
+    """
 
     records: Sequence[bytes | None]
 
 
 class Fetching:
-    """See the module. `cached` in the owner's thread, `read` in any."""
+    """Reads records by locator. `read_cached` in the broker thread only, `read` in any thread."""
 
     def __init__(self, log: Log, buckets: Buckets) -> None:
         self._buckets = buckets
@@ -40,12 +43,15 @@ class Fetching:
         self._lock = Lock()
 
     def cached(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Fetched | None:
-        """The records of the first rows; None where that would wait for the disk, or take long. Raises OSError."""
+        """Return the records of the first rows; None if that would wait for the disk or be slow.
+
+        Raises OSError.
+        """
         found = self._in_turn(locators, numbers, bytes_max, True)
         return None if found is None else Fetched(found)
 
     def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Fetched:
-        """As `cached`, and waits. Raises OSError, Closed."""
+        """Like `read_cached`, but wait for the disk. Raises OSError, Closed."""
         count = len(locators)
         plain = list(locators)
         order = sorted(range(count), key=plain.__getitem__)
@@ -59,7 +65,7 @@ class Fetching:
         end = by_row.index(0) if len(found) < count else count
         if end:
             return Fetched(by_row[:end])  # type: ignore[arg-type]
-        # What must come first lies behind what filled the room: it is read alone.
+        # Other records used up the byte limit before the record of the first row: read that one alone.
         first = order.index(0)
         return Fetched(self._slowly([rising[first]], [numbers[order[first]]], bytes_max))
 
@@ -71,7 +77,7 @@ class Fetching:
     def _in_turn(
         self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int, cached: bool
     ) -> Found | None:
-        """One call for each file that they lie in."""
+        """Read with one call for each file."""
         count = len(locators)
         if count and min(locators) >> SLOT_SHIFT == max(locators) >> SLOT_SHIFT:
             return self._from_file(locators[0] >> SLOT_SHIFT, locators, numbers, bytes_max, cached)
@@ -107,39 +113,38 @@ class Fetching:
 
 
 AHEAD_MIN: Final = 8192
-"""With fewer rows nothing is read ahead."""
+"""Read ahead only if at least this many rows are queued."""
 AHEAD_BYTES: Final = 8 << 20
-"""Nor more than this: with all that a line may have, some 16 MiB of memory where messages are small."""
+"""Maximum bytes to read ahead: about 16 MiB of memory with all rows of a queue."""
 
 Done = Callable[[Fetched | None, BaseException | None], None]
 
 
 class Supply:
-    """The records of a line's next rows. While many wait, they are read ahead: many at once, in the order of positions.
+    """Records of the next rows of a target queue, read ahead while many rows are queued.
 
-    Messages that are due together lie anywhere in their files. One by one each costs a call; of some ten thousands
-    many lie close together, and come with one read.
-
-    One owner's thread.
+    Broker thread only. Messages that are due together are scattered over their files, and reading each alone costs a
+    call. Of ten thousand rows, sorted by position, many are neighbours and need one read only.
     """
 
     def __init__(self, fetching: Fetching, run: Run) -> None:
         self._fetching, self._run = fetching, run
         self._part = NO_PART
         self._records: Sequence[bytes | None] = ()
-        """Those of the first rows of the part."""
+        """Records of the first rows of `_part`."""
         self._given = 0
         self._life = 0
 
     def clear(self) -> None:
-        """What was read ahead is not wanted any more."""
+        """Discard what was read ahead."""
         self._part, self._records, self._given = NO_PART, (), 0
         self._life += 1
 
     def fetch(self, part: Part, rows: Rows, record_bytes: int, done: Done) -> None:
-        """`done(records of the first rows of `part`, None)`, at least one, or `done(None, error)`; at once or later.
+        """Read the records of the first rows of `part`, at least one.
 
-        `part` lies in front of `rows`, whose records have about so many bytes.
+        `done(records, None)` or `done(None, error)`. `done` is called at once or later. `part` is the head of `rows`;
+        `record_bytes`: the average size of a record.
         """
         ahead = self._take(part)
         if ahead is not None:
@@ -174,7 +179,7 @@ class Supply:
         error: BaseException | None,
     ) -> None:
         if found is None:
-            # Something behind may be what cannot be read: that must not keep these waiting.
+            # A later record may have caused the error: it must not delay these rows.
             self._read(part, done)
         elif life != self._life:
             done(Fetched(found.records[: len(part.numbers)]), None)
@@ -183,7 +188,7 @@ class Supply:
             done(self._take(part), None)
 
     def _take(self, part: Part) -> Fetched | None:
-        """The records of the first rows of `part`, if they were read ahead: of exactly these messages."""
+        """Return the records of the first rows of `part`, if exactly these messages were read ahead."""
         numbers, count = self._part.numbers, len(self._records)
         try:
             start = numbers.index(part.numbers[0], self._given, count)

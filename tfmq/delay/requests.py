@@ -1,4 +1,4 @@
-"""What the broker asks the delay queue, what it is answered, and what the queue needs of the broker: plain tuples."""
+"""Requests to the delay queue, their results, and what it needs from the broker."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
@@ -13,11 +13,11 @@ RESCHEDULED: Final = "rescheduled"
 UNKNOWN: Final = "unknown"
 
 Run: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
-"""run(fn, done): `fn()` anywhere, then `done(result, error)` in the owner's thread."""
+"""run(fn, done): call `fn()` in any thread, then `done(result, error)` in the broker thread."""
 
 
 class Timers(Protocol):
-    """Calls at monotonic times: `tfmq.broker.timers.Timers`."""
+    """Monotonic timers, as `tfmq.broker.timers.Timers`."""
 
     def now(self) -> float: ...
     def after(self, seconds: float, call: Callable[[], None], *, deferrable: bool = False) -> Any: ...
@@ -25,23 +25,31 @@ class Timers(Protocol):
 
 
 class Turn(NamedTuple):
-    """A delayed message's place among all: they fire in this order."""
+    """The delivery order of a delayed message: (due time in ms, number).
+
+    The messages of a partition fire in this order. The number is the ordinal of the message in the arrival log.
+    """
 
     due: int
     number: int
 
 
 class DelaySettings(NamedTuple):
-    """`tick_ms`: how often is looked who is due. `outcome_seconds`: so long after its time it is known what became of a
-    message."""
+    """Settings of the delay queue.
+
+    `tick_ms`: interval at which due messages fire. `outcome_seconds`: how long after its due time the state of a
+    message can be queried.
+    """
 
     tick_ms: int = 10
     outcome_seconds: int = 86_400
 
 
 class Landing(Protocol):
-    """The log where delayed messages arrive, as the broker keeps it: appends wait for the end of the turn and for file
-    work that is under way; forces are shared with everybody.
+    """The arrival log as the broker provides it.
+
+    Appends are deferred to the end of the broker's turn and to the end of running file work. Fsyncs are shared with
+    other callers.
     """
 
     @property
@@ -52,21 +60,30 @@ class Landing(Protocol):
         batches: Sequence[Batch],
         done: Callable[[Sequence[Appended] | None, BaseException | None], None],
     ) -> None:
-        """Appends in one write, behind all that came before: `done(one answer a batch, None)`, or `done(None, error)`
-        with the errors of a send: nothing was written, unless the error's outcome says "unknown"."""
+        """Append in one write, after all earlier appends.
+
+        `done(results, None)` gets one result a batch. `done(None, error)`: an error of a send; nothing was written,
+        unless the error's outcome is "unknown".
+        """
         ...
 
     def when_forced(self, offset: int, waiter: Callable[[BaseException | None], None]) -> None:
-        """`waiter(None)` once the log is on the disk up to `offset`, `waiter(error)` if it stops before."""
+        """Call `waiter(None)` once the log is durable up to `offset`.
+
+        `waiter(error)` if it stops first.
+        """
         ...
 
     def truncate_before(self, offset: int, done: Callable[[Any, BaseException | None], None]) -> None:
-        """Gives up what lies before, in a worker, with no append beside it."""
+        """Delete what is before `offset`, in a worker, while no append is running."""
         ...
 
 
 class Pending(NamedTuple):
-    """A message that waits. `attribute`: its record's, as `tfmq.message` reads it; None without."""
+    """A pending message.
+
+    `attribute`: of its record, as `tfmq.message` decodes it; None if it has none.
+    """
 
     key: int
     due: int
@@ -76,9 +93,11 @@ class Pending(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Which of those that wait: with first_due <= due < end_due, behind the turn `after`, at most `limit`.
+    """Which pending messages to list.
 
-    `keys`: whether a log's id is asked for; None: all. `message_key`: only messages with this key; None: all.
+    first_due <= due < end_due, after the turn `after`, at most `limit`.
+
+    `keys`: predicate for log ids; None: all logs. `message_key`: only messages with this key; None: all.
     """
 
     first_due: int
@@ -90,7 +109,10 @@ class Query(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """`rows` in the order of their turns. `more`: there are others behind `after`, the last turn that was looked at."""
+    """`rows` in the order of their turns.
+
+    `more`: there may be others after `after`, the last turn examined.
+    """
 
     rows: Sequence[Pending]
     more: bool
@@ -98,7 +120,10 @@ class Listed(NamedTuple):
 
 
 class Described(NamedTuple):
-    """`state`: pending, cancelled, delivered, rescheduled (`turn` is where it is now) or unknown."""
+    """`state`: pending, cancelled, delivered, rescheduled or unknown.
+
+    `turn`: the latest turn of the message.
+    """
 
     state: str
     turn: Turn
@@ -113,7 +138,7 @@ class Rescheduled(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """How many wait between each edge and the next, and in all."""
+    """How many messages are pending between each edge and the next, and in all."""
 
     counts: Sequence[int]
     pending: int

@@ -1,4 +1,4 @@
-"""Messages of one target that are due, in the order of their turns: columns, filled behind and emptied in front."""
+"""Rows of due messages of one target, batches of their records, and target ids."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from tfmq.delay.requests import Turn
 from tfmq.delay.timing_wheel import TARGETS_MAX
 
 SHIFT_MIN: Final = 4096
-"""Below so many rows that are gone in front the columns are not moved."""
+"""With fewer dropped rows at the head, the columns are not compacted."""
 
 
 class Part(NamedTuple):
-    """Some of the rows, as columns of one length; `flags`: 1 where the sender named a time of the wall clock."""
+    """Some rows, as columns of equal length.
+
+    `flags`: 1 where the sender set an absolute due time.
+    """
 
     dues: array[int]
     numbers: array[int]
@@ -30,7 +33,7 @@ class Part(NamedTuple):
         return Turn(self.dues[index], self.numbers[index])
 
     def cut(self, count: int) -> Part:
-        """The first `count` of them."""
+        """Return the first `count` rows."""
         if count == len(self.dues):
             return self
         dues, numbers, locators, flags = self
@@ -38,7 +41,7 @@ class Part(NamedTuple):
 
 
 def no_part() -> Part:
-    """None, to be filled."""
+    """Return new, empty columns."""
     return Part(array("Q"), array("Q"), array("Q"), bytearray())
 
 
@@ -46,7 +49,7 @@ NO_PART: Final = no_part()
 
 
 class Rows:
-    """See the module: 25 bytes each."""
+    """The due rows of one target, in the order of their turns: columns, 25 bytes a row."""
 
     def __init__(self) -> None:
         self.dues = array("Q")
@@ -59,7 +62,7 @@ class Rows:
         return len(self.dues) - self._gone
 
     def add(self, part: Part) -> None:
-        """Behind all others: their turns are higher."""
+        """Append rows; their turns are higher than all others."""
         dues, numbers, locators, flags = part
         self.dues.extend(dues)
         self.numbers.extend(numbers)
@@ -67,21 +70,21 @@ class Rows:
         self.flags.extend(flags)
 
     def first(self) -> Turn:
-        """The lowest turn. IndexError without rows."""
+        """Return the lowest turn. Raises IndexError if there are no rows."""
         return Turn(self.dues[self._gone], self.numbers[self._gone])
 
     def last(self) -> Turn:
-        """The highest turn. IndexError without rows."""
+        """Return the highest turn. Raises IndexError if there are no rows."""
         return Turn(self.dues[-1], self.numbers[-1])
 
     def head(self, count: int) -> Part:
-        """The first `count` rows, or as many as there are."""
+        """Return the first `count` rows, or all if there are fewer."""
         start, end = self._gone, min(self._gone + count, len(self.dues))
         dues, numbers, locators = self.dues[start:end], self.numbers[start:end], self.locators[start:end]
         return Part(dues, numbers, locators, self.flags[start:end])
 
     def drop(self, count: int) -> None:
-        """The first `count` are gone."""
+        """Remove the first `count` rows."""
         self._gone += count
         if self._gone == len(self.dues):
             self.clear()
@@ -91,7 +94,7 @@ class Rows:
             self._gone = 0
 
     def drop_through(self, turn: Turn) -> int:
-        """Those up to that turn are gone; how many."""
+        """Remove the rows up to and including `turn`; return how many."""
         count = self._count_through(turn)
         self.drop(count)
         return count
@@ -103,7 +106,7 @@ class Rows:
         return bisect_right(numbers, turn.number, first, end) - start
 
     def holds(self, turn: Turn) -> bool:
-        """Whether that message is among them."""
+        """Return whether there is a row with this turn."""
         count = self._count_through(turn)
         return (
             bool(count)
@@ -111,20 +114,22 @@ class Rows:
         )
 
     def clear(self) -> None:
-        """None are left."""
+        """Remove all rows."""
         self.dues, self.numbers, self.locators, self.flags = array("Q"), array("Q"), array("Q"), bytearray()
         self._gone = 0
 
 
-# What one effect brings: the records of due messages joined to one batch, cut into blocks.
+# Joining records to one append.
 
 RECORD_HEAD: Final = HEADER_SIZE + ATTRIBUTE_SIZE.size
-"""What is looked at of a record: enough to tell its attribute."""
+"""Bytes of a record up to and including the size of its attribute."""
 
 
 class Slice(NamedTuple):
-    """`rows` of those that were asked for are through with it: their records in `batches`, or `damaged` ones that
-    are left out. `batches` is empty where all are."""
+    """The first `rows` of the requested rows, as batches of whole blocks.
+
+    `damaged` of the records could not be read and are left out. `batches` is empty if all of them are damaged.
+    """
 
     batches: Sequence[Batch]
     rows: int
@@ -133,10 +138,10 @@ class Slice(NamedTuple):
 
 
 def join(records: Sequence[bytes | None], key: int, bytes_max: int) -> Slice:
-    """As many of the records as one effect takes, at least one. None among them is a damaged one.
+    """Join the first records to one batch of at most `bytes_max`, but at least one record.
 
-    It ends before bytes that would look like a control record of the log `key` where two senders' records meet:
-    recovery could not tell them apart.
+    `key`: the id of the target's log. None in `records` is a damaged record. The batch ends earlier where the joined
+    bytes of two records would look like a block trailer of that log: recovery could not tell the difference.
     """
     count = len(records)
     whole = [record for record in records if record is not None]
@@ -159,7 +164,7 @@ def join(records: Sequence[bytes | None], key: int, bytes_max: int) -> Slice:
 
 
 def _fitting(records: Sequence[bytes | None], bytes_max: int) -> tuple[int, int]:
-    """(how many of the first fit, their bytes), at least one record."""
+    """Return (how many of the first records fit, their bytes); at least one record."""
     size = 0
     for number, record in enumerate(records):
         more = 0 if record is None else len(record)
@@ -170,7 +175,7 @@ def _fitting(records: Sequence[bytes | None], bytes_max: int) -> tuple[int, int]
 
 
 def _until_seam(records: Sequence[bytes | None], key: int) -> int:
-    """How many of the first can be joined."""
+    """Return how many of the first records can be joined without the bytes of a block trailer."""
     tail = b""
     for number, record in enumerate(records):
         if record is None:
@@ -182,7 +187,7 @@ def _until_seam(records: Sequence[bytes | None], key: int) -> int:
 
 
 def attribute_of(record: bytes) -> bytes | None:
-    """The attribute of a whole record; None without. Raises BadRecord."""
+    """Return the attribute of a whole record, None if it has none. Raises BadRecord."""
     flag = HEADER.unpack_from(record)[3]
     if not flag & 1:
         return None
@@ -192,18 +197,18 @@ def attribute_of(record: bytes) -> bytes | None:
     return record[RECORD_HEAD:end]
 
 
-# Short numbers for the logs to which messages in memory go: 23 bits in the wheel instead of 64 and a name.
+# Target ids: 23 bits in the wheel instead of a 64-bit log id and a topic name.
 
 
 class TargetRow(NamedTuple):
-    """A partition's log, and its topic for people."""
+    """The id of a partition's log, and its topic for log messages."""
 
     key: int
     topic: str
 
 
 class Targets:
-    """A number stays as long as `clear` is not called. Workers may ask for one beside the owner."""
+    """Small ids of target logs, valid until `clear`. Thread-safe: workers allocate ids, too."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -214,7 +219,7 @@ class Targets:
         return len(self._rows)
 
     def number(self, key: int, topic: str) -> int:
-        """The log's number. Raises OverflowError if there are none left."""
+        """Return the id of a log, allocated if needed. Raises OverflowError if there are none left."""
         known = self._numbers.get(key)
         if known is not None:
             return known
@@ -227,17 +232,17 @@ class Targets:
             return self._numbers[key]
 
     def of(self, incarnation: int) -> frozenset[int]:
-        """The numbers of that topic's logs."""
+        """Return the ids of the logs of a topic."""
         with self._lock:
             rows = enumerate(self._rows)
             return frozenset(number for number, row in rows if row.key >> SEQUENCE_BITS == incarnation)
 
     def row(self, number: int) -> TargetRow:
-        """What a number stands for."""
+        """Return the log and topic of an id."""
         return self._rows[number]
 
     def clear(self) -> None:
-        """Nobody has a number any more."""
+        """Invalidate all ids."""
         with self._lock:
             self._numbers.clear()
             self._rows.clear()

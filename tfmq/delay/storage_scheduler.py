@@ -1,7 +1,8 @@
-"""Keeps memory and disk in step: does what `horizon` decides, one piece of file work at a time, in a worker.
+"""The storage scheduler: runs the file work that `memory_window.decide` selects.
 
-Arrivals are spilled to buckets and given up, leaves are loaded, split and retired, the checkpoint is written. An error
-of the disk is waited out: what cannot be spilled stays in the arrivals, and is loaded from there.
+It runs one piece of work at a time, in a worker. It spills arrivals to buckets, truncates the arrival log, loads,
+splits and removes buckets, and writes the checkpoint. Disk errors are retried: arrivals that cannot be spilled are
+loaded from the arrival log.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tfmq.errors import NOT_DONE, StorageStopped
 logger = logging.getLogger("tfmq.delay")
 
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 30.0
-"""Work that the disk refused is tried again after pauses that double between these."""
+"""Bounds of the pauses before work is retried after a disk error; they double."""
 
 Told = Callable[[BaseException | None], None]
 
@@ -70,13 +71,13 @@ class Keeper:
         self._counting, self._leaving, self._moved = counting, leaving, moved
         self.offset = buckets.spilled_offset
         self.number = buckets.spilled_number
-        """Arrivals before are on the disk, and known here."""
+        """Arrivals before these, by offset and number, are durable and processed."""
         self.tail_from: int | None = None
-        """From this offset on lies what a start could not take for sure (`take_tail`)."""
+        """Offset from which on the log was not durable at the start (`load_tail`); None: all was."""
         self.busy: Step | None = None
         self.stopping = self._looking = False
         self.changed = False
-        """Whether the checkpoint would say something else now."""
+        """Whether the checkpoint is out of date."""
         self._unspilled, self._committed = Unspilled(), 0
         self._pins = Pins(buckets.spilled_offset)
         self._unsplittable: set[Span] = set()
@@ -86,16 +87,19 @@ class Keeper:
         self._pause, self._write_after = PAUSE_SECONDS, 0.0
         self._stopped: Callable[[], None] | None = None
 
-    # What arrives
+    # Arrivals
 
     def landed(self, landed: Landed) -> None:
-        """It is on the disk."""
+        """Record a durable batch."""
         self.offset, self.number = landed.end_offset, landed.number_next
         self._unspilled.landed(landed.low, self._time.now_ms())
         self.changed = True
 
     def follow(self) -> None:
-        """All that was told to land is there: what lies behind it are cancels and ended streams, which go, too."""
+        """Advance to the end of the log if all batches are processed: the rest has no messages.
+
+        Cancels and closed producer streams can then be truncated, too.
+        """
         log = self._landing.log
         if log.forced_offset == log.end_offset > self.offset and self.tail_from is None:
             self.offset, self.number, self.changed = log.end_offset, log.end_ordinal, True
@@ -103,16 +107,16 @@ class Keeper:
 
     @property
     def unspilled_bytes(self) -> int:
-        """Arrivals in no bucket."""
+        """Bytes of arrivals that are in no bucket."""
         return self.offset - self._buckets.spilled_offset
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is on the disk that is not settled."""
+        """Whether there are no pending messages on disk."""
         return not (self._buckets.leaves or self.unspilled_bytes) and self._limit() is None
 
     def when_spilled(self, done: Told) -> None:
-        """`done(None)` once all that is on the disk now is in buckets, `done(error)` if that cannot be done."""
+        """Call `done(None)` once all durable arrivals are in buckets; `done(error)` if that fails."""
         if not self.unspilled_bytes:
             return done(None)
         if self._buckets.stopped is not None:
@@ -120,12 +124,15 @@ class Keeper:
         self._wanted.append(done)
         self.look()
 
-    # Deciding
+    # Scheduling
 
     def look(self) -> None:
-        """Does what is to be done next, unless something is under way. Work that ends at once is followed by more."""
+        """Start the next work unless some is running.
+
+        Steps that need no worker are repeated until none is left.
+        """
         if self._looking or (self.tail_from is not None and self.tail_from < self._landing.log.forced_offset):
-            return  # or there is a tail that must be known first
+            return  # a tail of the log must be loaded first
         self._looking = True
         while self.busy is None and not self.stopping:
             self._retire()
@@ -136,22 +143,22 @@ class Keeper:
         self._try_stop()
 
     def view(self) -> View:
-        """How things are."""
-        shore, buckets, lines = self._shore, self._buckets, self._lines
+        """Return the input of `decide`."""
+        window, buckets, queues = self._shore, self._buckets, self._lines
         now = self._time.now_ms()
-        bucket = buckets.next_after(shore.horizon)
+        bucket = buckets.next_after(window.horizon)
         return View(
             now=now,
-            horizon=shore.horizon,
+            horizon=window.horizon,
             unsure=self._limit(),
-            stray=shore.stray,
-            rows=shore.wheel.held + lines.queued,
-            moving=lines.moving + (shore.wheel.held if shore.horizon <= now else 0),
+            stray=window.stray,
+            rows=window.wheel.held + queues.queued,
+            moving=queues.moving + (window.wheel.held if window.horizon <= now else 0),
             span=None if bucket is None else bucket.span,
             span_rows=0 if bucket is None else bucket.count,
             divisible=bucket is None or bucket.span not in self._unsplittable,
-            far_low=shore.far.low,
-            far_count=shore.far.count,
+            far_low=window.far.low,
+            far_count=window.far.count,
             unspilled_bytes=self.unspilled_bytes,
             unspilled_since=self._unspilled.since,
             writable=buckets.stopped is None and self._timers.now() >= self._write_after,
@@ -166,19 +173,19 @@ class Keeper:
         )
 
     def _take(self, decision: Decision) -> bool:
-        """Begins, or does, what was decided; False if nothing came of it."""
+        """Start or do the step; return False if it had no effect."""
         step, to = decision
         if step is Step.RETREAT:
             dropped = self._shore.retreat(to, self._buckets.spilled_offset)
             logger.info("%d delayed messages that are due from %d on are left on the disk", dropped, to)
-            if to <= self._time.now_ms():  # it lies before what fired already
+            if to <= self._time.now_ms():  # `to` may be before messages that were fired
                 self._counting.want(self._buckets.leaves, True)
             return True
         if step is Step.MOVE or step is Step.LOAD:
             unsure, now = self._limit(), self._time.now_ms()
             to = self._shore.reach(to, now if unsure is None else min(unsure, now))
             if to <= self._shore.horizon:
-                return False  # a wheel holds 34 years: what is due first must fire before
+                return False  # the wheel covers 34 years: earlier messages must fire first
         if step is Step.MOVE:
             self._shore.move(to)
             self._moved()
@@ -194,7 +201,7 @@ class Keeper:
         return True
 
     def _ended(self, error: BaseException | None = None) -> None:
-        """A piece of work ended; with an error, nothing is written for a while."""
+        """End a piece of work. After an error nothing is written for a while."""
         if error is None:
             self._pause = PAUSE_SECONDS
         else:
@@ -208,7 +215,7 @@ class Keeper:
         self._moved()
         self.look()
 
-    # Loading
+    # Load
 
     def _load(self, to: int) -> None:
         self._loading.begin(
@@ -224,7 +231,7 @@ class Keeper:
         self._reloading.end(result, error)
         self._ended()
 
-    # Spilling, splitting, giving up
+    # Spill, split, count, remove
 
     def _spill(self) -> None:
         buckets, offset, number = self._buckets, self.offset, self.number
@@ -243,8 +250,8 @@ class Keeper:
                 self._pins.spilled(offset, self._shore.horizon)
                 self._lines.note_lost(pending.dropped, pending.lost(count))
                 self._committed = self._time.now_ms()
-            for told in wanted:
-                told(error)
+            for waiter in wanted:
+                waiter(error)
             self._ended(error)
 
         self._run_worker(work, done)
@@ -277,19 +284,22 @@ class Keeper:
         self._ended()
 
     def _retire(self) -> None:
-        """Buckets in which everything is settled, on the disk, count no more."""
-        shore, lines = self._shore, self._lines
-        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._lowest())
+        """Mark buckets obsolete in which everything is durably delivered.
+
+        Release files that memory does not need.
+        """
+        window, queues = self._shore, self._lines
+        limits = (window.fires_below, window.wheel.due_next, queues.due_first, self._lowest())
         through = min(limit for limit in limits if limit is not None)
         for bucket in self._buckets.leaves:
             if bucket.span.end > through:
                 break
             self._buckets.retire(bucket)
             self.changed = True
-        needed = min(limit for limit in (shore.fires_below, shore.wheel.due_next) if limit is not None)
+        needed = min(limit for limit in (window.fires_below, window.wheel.due_next) if limit is not None)
         if self._is_crowded and self._pins.next_horizon <= needed:
-            lines.forget_parked(self._pins.next_horizon)
-        first = lines.rows_first
+            queues.forget_parked(self._pins.next_horizon)
+        first = queues.rows_first
         for bucket in self._pins.release(needed if first is None else min(first, needed)):
             self._buckets.release(bucket)
             self._unsplittable.clear()
@@ -297,13 +307,16 @@ class Keeper:
 
     @property
     def _is_crowded(self) -> bool:
-        """Arrivals that are in buckets stay for rows in memory: those of lines that wait for a target give way."""
+        """Whether blocked queues should drop their rows.
+
+        Their locators retain two segments of spilled arrivals.
+        """
         log = self._landing.log
         kept, spilled = self._pins.offset - log.first_offset, self._buckets.spilled_offset - log.first_offset
         return kept < log.options.segment_bytes and spilled >= 2 * log.options.segment_bytes
 
     def _spare(self) -> int:
-        """Arrivals before this offset nobody needs any more."""
+        """Return the offset before which arrivals are obsolete."""
         return min(self._pins.offset, self._buckets.spilled_offset)
 
     def _truncate(self) -> None:
@@ -326,49 +339,52 @@ class Keeper:
 
     @property
     def floor(self) -> int:
-        """Nothing that is due before is in any file that counts: it is settled, or was cancelled."""
+        """Due time before which no message is in a file that counts: all are delivered or cancelled."""
         starts = [bucket.span.start for bucket in self._buckets.leaves[:1]]
         limits = [*self._unspilled.lows, *starts, self._lowest()]
         return min((limit for limit in limits if limit is not None), default=DUES_MAX)
 
-    # For others
+    # Queries
 
     @property
     def is_hungry(self) -> bool:
-        """Whether a look is worth it now, since lines wait for what is on the disk."""
+        """Whether `run_due` should be called now, because queues wait for messages on disk."""
         if self.busy is not None or self.stopping:
             return False
         urgent = self._shore.horizon <= self._time.now_ms() + URGENT_MS
         return self._reloading.wanted or (urgent and not self.is_empty)
 
-    # Starting and stopping
+    # Start and stop
 
     def recover(self, found: Arrived, offset: int, number: int, whole: bool) -> None:
-        """A start found these in arrivals that are in no bucket. The horizon begins where the buckets do. Unless they
-        are the `whole`, a tail comes later, of which some may have been due long ago."""
+        """Restore the state from the arrivals that are in no bucket.
+
+        The window starts where the buckets start. `whole`: False if a tail of the log follows later, which may hold
+        messages that were due long ago.
+        """
         self.offset, self.number = offset, number
-        shore, now = self._shore, self._time.now_ms()
-        lows = [min(near.dues) for near in found.near if len(near.dues)]
+        window, now = self._shore, self._time.now_ms()
+        lows = [min(rows.dues) for rows in found.near if len(rows.dues)]
         horizon = min([goal(now), *(bucket.span.start for bucket in self._buckets.leaves[:1])])
-        shore.begin(min([now if whole else max(0, now - DUE_SPAN // 2), horizon, *lows]), horizon)
+        window.begin(min([now if whole else max(0, now - DUE_SPAN // 2), horizon, *lows]), horizon)
         self._take_in(found)
 
     def _take_in(self, found: Arrived) -> None:
         self._leaving.recovered(found.changed, self.offset)
         if self.unspilled_bytes:
             self._unspilled.landed(found.low, self._time.now_ms())
-        for told in found.told:
-            self._time.learn(*told)
-        for near in found.near:
-            if len(near.dues):
-                self._shore.add(near, len(near.dues), min(near.dues), max(near.dues))
+        for step in found.told:
+            self._time.learn(*step)
+        for rows in found.near:
+            if len(rows.dues):
+                self._shore.add(rows, len(rows.dues), min(rows.dues), max(rows.dues))
 
     def take_tail(self, from_offset: int, end: tuple[int, int], done: Callable[[], None]) -> None:
-        """What lies between is on the disk only now."""
+        """Load the tail of the log, which is durable now, then call `done()`. Errors are retried."""
 
         def found(arrived: Arrived | None, error: BaseException | None) -> None:
             if arrived is None:
-                logger.error("delayed messages that arrived last cannot be read, tried again: %s", error)
+                logger.error("the last delayed messages of the log cannot be read, tried again: %s", error)
                 self._timers.after(PAUSE_SECONDS_MAX, partial(self.take_tail, from_offset, end, done))
                 return
             self.tail_from, self.changed = None, True
@@ -381,17 +397,17 @@ class Keeper:
         self._run_worker(work, found)
 
     def catch_up(self) -> None:
-        """Something arrives: the horizon is where it should be, if that takes no work."""
+        """Extend the window if it is due to be extended."""
         if self._shore.horizon <= self._time.now_ms() + LEAD_MS:
             self.look()
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Begins nothing more; `done()` when nothing is under way."""
+        """Start no more work; call `done()` when none is running."""
         self.stopping = True
         self._loading.stop()
         self._stopped = done
-        for told in self._wanted:
-            told(StorageStopped(reason="the broker stops", outcome=NOT_DONE))
+        for waiter in self._wanted:
+            waiter(StorageStopped(reason="the broker stops", outcome=NOT_DONE))
         self._wanted.clear()
         self._try_stop()
 
@@ -402,16 +418,19 @@ class Keeper:
 
 
 PUT_ROWS: Final = 8192
-"""Rows that come to the wheel in one turn, some three milliseconds' work."""
+"""Rows added to the wheel in one turn of the broker, about 3 ms of work."""
 LOAD_PAUSE_SECONDS: Final = 1.0
 LOAD_PAUSE_SECONDS_MAX: Final = 10.0
-"""What the disk does not give is asked for again after pauses that double between these: nothing behind it fires."""
+"""Bounds of the pauses before a failed load is retried; they double.
+
+Nothing after the load fires meanwhile.
+"""
 
 
 class Loading:
-    """Brings what is due between the old horizon and a new one into the wheel; until it is there nothing of it fires.
+    """Loads the messages between the old and a new end of the window into the wheel.
 
-    One load at a time.
+    None fires before all are loaded. One load at a time.
     """
 
     def __init__(
@@ -426,15 +445,17 @@ class Loading:
     def begin(
         self, to: int, from_offset: int, to_offset: int, pending: Pending, done: Callable[[], None]
     ) -> None:
-        """Moves the horizon to `to`; `done()` when all below it is in the wheel. Arrivals between the offsets are in no
-        bucket."""
+        """Extend the window to `to` and call `done()` when all below is in the wheel.
+
+        Arrivals between the offsets are in no bucket.
+        """
         low = self._shore.begin_load(to)
         buckets = [each for each in self._buckets.leaves if each.span.end > low and each.span.start < to]
         self._done = done
         self._gather(Area(low, to, buckets, from_offset, to_offset), pending)
 
     def stop(self) -> None:
-        """What is not there yet is not waited for."""
+        """Do not wait for rows that are not loaded yet."""
         self._stopping = True
 
     def _gather(self, area: Area, pending: Pending) -> None:
@@ -443,10 +464,13 @@ class Loading:
     def _loaded(
         self, area: Area, pending: Pending, found: list[Near] | None, error: BaseException | None
     ) -> None:
-        """An error leaves all as it is, since what arrived meanwhile was judged by the new horizon: once more."""
+        """Add the loaded rows, or retry.
+
+        The old window cannot be restored, because later arrivals were compared with its new end.
+        """
         if found is not None:
             self._pause = LOAD_PAUSE_SECONDS
-            self._put([near for near in found if len(near.dues)])
+            self._put([rows for rows in found if len(rows.dues)])
         elif self._stopping:
             self._end()
         else:
@@ -455,15 +479,15 @@ class Loading:
             self._pause = min(2 * self._pause, LOAD_PAUSE_SECONDS_MAX)
 
     def _put(self, found: list[Near]) -> None:
-        """Some rows a turn, so that nobody waits for all of them."""
+        """Add a limited number of rows in each turn of the broker, to not delay other work."""
         room = PUT_ROWS
         while found and room > 0:
-            near = found.pop()
-            if len(near.dues) > room:
-                found.append(Near(*(column[room:] for column in near)))
-                near = Near(*(column[:room] for column in near))
-            self._shore.put(near)
-            room -= len(near.dues)
+            rows = found.pop()
+            if len(rows.dues) > room:
+                found.append(Near(*(column[room:] for column in rows)))
+                rows = Near(*(column[:room] for column in rows))
+            self._shore.put(rows)
+            room -= len(rows.dues)
         if found and not self._stopping:
             self._timers.after(0.0, partial(self._put, found))
             return
@@ -484,12 +508,12 @@ class _Pin(NamedTuple):
 
 
 class Pins:
-    """Until when files must stay because messages in memory say that their records lie there.
+    """Which files must be kept because rows in memory have locators into them.
 
-    Whatever was near when arrivals were spilled, or a bucket split, was due below the horizon of that moment; what came
-    near later lies in the new files. So when everything below that horizon has fired, nobody looks into the old ones.
+    Rows that were in memory at a spill or a split were due before the end of the window at that time; rows loaded later
+    have locators into the new files. So when everything due before that end has fired, the old files are obsolete.
 
-    Arrivals before `offset` nobody needs.
+    Arrivals before `offset` are obsolete.
     """
 
     def __init__(self, offset: int) -> None:
@@ -498,25 +522,28 @@ class Pins:
         self._top = 0
 
     def spilled(self, offset: int, horizon: int) -> None:
-        """Arrivals up to there are in buckets."""
+        """Record a spill of the arrivals before `offset`."""
         self._add(horizon, offset, None)
 
     def split(self, bucket: Bucket, horizon: int) -> None:
-        """What was in the bucket is in others."""
+        """Record that the messages of a bucket are in other buckets now."""
         self._add(horizon, None, bucket)
 
     def _add(self, horizon: int, offset: int | None, bucket: Bucket | None) -> None:
-        """A horizon that was taken back does not let an earlier pin go."""
+        """Add a reference; a window that has shrunk must not release an earlier reference too early."""
         self._top = max(horizon, self._top) if self._pins else horizon
         self._pins.append(_Pin(self._top, offset, bucket))
 
     @property
     def next_horizon(self) -> int:
-        """What is due below keeps the oldest pin; 0 without one."""
+        """Rows due before this time hold the oldest reference; 0 if there is none."""
         return self._pins[0].horizon if self._pins else 0
 
     def release(self, needed: int) -> list[Bucket]:
-        """Nothing in memory is due before `needed`: the buckets that nobody looks into any more."""
+        """Release references, given that no row in memory is due before `needed`.
+
+        Return the unreferenced buckets.
+        """
         found = []
         while self._pins and self._pins[0].horizon <= needed:
             pin = self._pins.popleft()
@@ -528,16 +555,16 @@ class Pins:
 
 
 class Found(NamedTuple):
-    """`more`: the turn from which on there are others; None: these are all."""
+    """Reloaded rows. `more`: the turn from which on there are more; None: these are all."""
 
     part: Part
     more: Turn | None
 
 
 class Reloading:
-    """Brings rows back to a line that had given them up: from the buckets and the arrivals, a bounded number at a time.
+    """Reloads the rows that a target queue has dropped.
 
-    One line at a time.
+    Reads buckets and arrivals, a bounded number of rows at a time. One queue at a time.
     """
 
     def __init__(self, lines: Lines, buckets: Buckets, gatherer: Gatherer) -> None:
@@ -547,23 +574,26 @@ class Reloading:
 
     @property
     def wanted(self) -> bool:
-        """Whether a line is behind and would fire."""
+        """Whether a queue has rows only on disk and could send them."""
         return self._lines.wanting() is not None
 
     def begin(
         self, from_offset: int, to_offset: int, front: Turn, pending: Pending
     ) -> Callable[[], Found | None]:
-        """Work for a worker: what of the first such line has a turn below `front`, all that ever came to it."""
-        self._line = line = self._lines.wanting()
-        if line is None or line.behind is None:
+        """Return work for a worker: find rows of the next queue with turns below `front`.
+
+        Higher turns were not popped from the wheel yet.
+        """
+        self._line = queue = self._lines.wanting()
+        if queue is None or queue.behind is None:
             return lambda: None
-        self._ticket = line.reload()
-        return partial(self._find, line.key, line.behind, from_offset, to_offset, front, pending)
+        self._ticket = queue.reload()
+        return partial(self._find, queue.key, queue.behind, from_offset, to_offset, front, pending)
 
     def _find(
         self, key: int, after: Turn, from_offset: int, to_offset: int, front: Turn, pending: Pending
     ) -> Found:
-        """A bucket at a time until there are enough; the arrivals are looked through as far as that reached."""
+        """Read buckets until there are enough rows, then the arrivals of the same time range."""
         found: list[Near] = []
         high = front.due + 1
         count, covered = 0, high
@@ -572,7 +602,7 @@ class Reloading:
                 continue
             area = Area(after.due, high, [bucket], 0, 0)
             found += self._gatherer.near(area, pending, (key,))
-            count = sum([len(near.dues) for near in found])
+            count = sum([len(rows.dues) for rows in found])
             if count >= ROWS_MAX:
                 covered = min(high, bucket.span.end)
                 break
@@ -583,28 +613,28 @@ class Reloading:
         return Found(part, more)
 
     def end(self, found: Found | None, error: BaseException | None) -> None:
-        """What the work found, or why not: then the line waits a moment."""
-        line, self._line = self._line, None
-        if line is None:
+        """Pass the rows to the queue. After an error the queue pauses."""
+        queue, self._line = self._line, None
+        if queue is None:
             return
         if found is None:
-            line.reloaded(self._ticket, None, None)
-            line.hold(FLOW_PAUSE_SECONDS)
+            queue.reloaded(self._ticket, None, None)
+            queue.hold(FLOW_PAUSE_SECONDS)
         else:
-            line.reloaded(self._ticket, *found)
+            queue.reloaded(self._ticket, *found)
 
 
 UNTOLD: Final = (
-    "What waits cannot be listed or counted, because the disk failed under the buckets of delayed messages. Mend the"
-    " disk, then start the broker again."
+    "Pending messages cannot be listed or counted, because the disk failed under the buckets of delayed messages."
+    " Repair the disk, then start the broker again."
 )
-"""Where they can never come into buckets, which is where lists look."""
+"""Lists and counts need all arrivals in buckets, which are not writable any more."""
 
 
 class Unspilled:
-    """Arrivals that are in no bucket: since when there are any, and the lowest due of them, pending or not.
+    """Arrivals that are in no bucket: their lowest due time, pending or not, and their age.
 
-    `lows`: the lowest due, and that of those that are on their way into buckets, where known.
+    `lows`: the lowest due time of these, and of a running spill. `since`: the broker time of the first of them.
     """
 
     def __init__(self) -> None:
@@ -613,7 +643,7 @@ class Unspilled:
         self._going: tuple[int | None, int | None] = (None, None)
 
     def landed(self, low: int | None, now_ms: int) -> None:
-        """More of them; None: no messages."""
+        """Add arrivals; `low` is None if they have no messages."""
         self.low = min([each for each in (low, self.low) if each is not None], default=None)
         self.since = self.since or now_ms
 
@@ -622,12 +652,12 @@ class Unspilled:
         return [low for low in (self.low, self._going[0]) if low is not None]
 
     def begin_spill(self) -> None:
-        """All that are there go; what comes from now on is apart."""
+        """Start a spill of all arrivals; later ones are counted separately."""
         self._going = self.low, self.since
         self.low = self.since = None
 
     def end_spill(self, done: bool) -> None:
-        """They are in buckets, or stay where they are."""
+        """End a spill; if it failed, count its arrivals again."""
         (low, since), self._going = self._going, (None, None)
         if not done:
             self.landed(low, since or 0)

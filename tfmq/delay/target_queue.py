@@ -1,9 +1,9 @@
-"""What is due for one partition: fired strictly in the order of the turns, one effect at a time, once.
+"""Target queues: due messages of each partition, appended in order, each exactly once.
 
-The partition remembers the highest turn that it has, and that stands for everything below it. So nothing fires while
-something below it does not, and after a start, an error or a resumption the partition is asked how far it is before
-anything is sent. A line whose partition takes nothing keeps a bounded number of rows and then only knows that it is
-behind: the rest is on the disk, and is loaded again when there is use for it.
+A partition remembers the highest turn that it has applied, which implies all lower turns. So no message is sent before
+a lower one, and after a start, an error or a resumption the queue first asks the partition for that turn. A queue
+whose target rejects messages keeps a bounded number of rows; the others are only on disk and are reloaded when they
+can be sent.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ from tfmq.errors import UNKNOWN, DiskFull, StorageStopped, UnknownTopic
 logger = logging.getLogger("tfmq.delay")
 
 ROWS_MAX: Final = 65_536
-"""A line keeps no more in memory, 1.6 MiB, unless they are fired as they come."""
+"""Maximum rows of a queue in memory (1.6 MiB) while they cannot be sent."""
 READ_ROWS: Final = 4096
-"""One read, at most."""
+"""Maximum rows of one read."""
 RECORD_BYTES_FIRST: Final = 1024
-"""What a record is taken to have before one was seen: the first read of large ones does not bring hundreds."""
+"""Assumed record size before the first read, so that a first read of large records is small."""
 
 
 class Line:
-    """The messages of one target that are due. `parked`: why it takes nothing at the moment, "" while it does."""
+    """The due messages of one target.
+
+    `blocked_reason`: why the target rejects messages, "" if it does not.
+    """
 
     def __init__(self, key: int, topic: str, lines: Lines) -> None:
         self.key, self.topic = key, topic
@@ -48,7 +51,7 @@ class Line:
         self._behind: Turn | None = None
         self.reloading = False
         self._cut: Turn | None = None
-        """While it is being loaded: what came from this turn on is not kept."""
+        """During a reload: messages from this turn on arrived meanwhile and were not kept."""
         self._count = LineCount()
         self._loads = 0
         self.busy = False
@@ -56,11 +59,14 @@ class Line:
         self._lines = lines
         self.settling = Settling(lines.applied(key))
         self._doubt = self._applied()
-        """A target that was stopped before, or failed in the middle of a write, may have all up to here, or not."""
+        """The target may or may not have the messages up to here.
+
+        It stopped, or failed during a write.
+        """
         self._known, self._life = False, 0
-        """Counts what makes a read or an effect that is under way worthless."""
+        """Increased to invalidate the running read or append."""
         self._flight: Turn | None = None
-        """Everything up to here is being read, or written."""
+        """Messages up to this turn are being read or written."""
         self._resumptions = 0
         self._record_bytes = RECORD_BYTES_FIRST
         self._forcing = False
@@ -71,11 +77,14 @@ class Line:
         applied = self._lines.destination.applied(self.key, self._lines.source)
         return None if applied is None else Turn(*applied)
 
-    # What it has
+    # State
 
     @property
     def behind(self) -> Turn | None:
-        """All that is due from here on, and what the rows do not have, is only on the disk."""
+        """Turn from which on messages that are not in `rows` are only on disk.
+
+        None: all are in memory.
+        """
         return self._behind
 
     @behind.setter
@@ -85,19 +94,19 @@ class Line:
 
     @property
     def empty(self) -> bool:
-        """Nothing waits, nothing is under way, and all that fired is on the disk."""
+        """Whether nothing is pending or running, and all that fired is durable."""
         return not (len(self.rows) or self.busy or self.behind or len(self.settling))
 
     @property
     def due_first(self) -> int | None:
-        """Nothing of it that is due before is still to be fired or forced; None: all is done."""
+        """Lower bound of the due times that are not fired or not durable; None if there are none."""
         dues = [due for due in (self.settling.first_due, self.behind and self.behind.due) if due is not None]
         if len(self.rows):
             dues.append(self.rows.first().due)
         return min(dues, default=None)
 
     def add(self, part: Part) -> None:
-        """These are due; their turns are above all that came before."""
+        """Add due messages; their turns are higher than all earlier ones."""
         count, limit = len(part.numbers), self._cut if self.reloading else self.behind
         full = len(self.rows) + count > ROWS_MAX and (self.parked or self.reloading)
         if limit is None and not full:
@@ -111,38 +120,47 @@ class Line:
 
     @property
     def waiting(self) -> int:
-        """Messages that came to it and are not in the target for sure, also those that it has on the disk only."""
+        """Messages of this queue that are not durable in the target.
+
+        Those only on disk are included.
+        """
         return self._count.waiting(self.rows) + self.settling.count
 
     def left(self, turn: Turn) -> None:
-        """That message will not be sent."""
+        """Stop counting a message that was cancelled or rescheduled."""
         self._count.left(turn, self.rows, self._cut, self.behind)
 
     def forget(self) -> None:
-        """Gives up the rows in memory: they are on the disk."""
+        """Drop the rows from memory; they are on disk."""
         if len(self.rows):
             self._count.give_up(self.rows)
             first = self.rows.first()
             self.behind = first if self.behind is None else min(first, self.behind)
             self.rows.clear()
             self._supply.clear()
-            # What is being loaded ends before what came since: it is loaded again.
+            # A running reload ends before messages that arrived later: they are reloaded, too.
             self._cut, self.reloading = None, False
             self._life += 1
 
     @property
     def wants_rows(self) -> bool:
-        """Whether it is behind, and would fire what is loaded."""
+        """Whether rows are only on disk and could be sent after a reload."""
         waits = self.busy or self.reloading or self._patience.waits
         return self.behind is not None and not waits and not len(self.rows)
 
     def reload(self) -> int:
-        """It is being loaded from `behind` on, up to what came until now; answers a ticket for `reloaded`."""
+        """Start a reload of the rows from `on_disk_from` up to now.
+
+        Return a ticket for `end_reload`.
+        """
         self.reloading, self._loads = True, self._loads + 1
         return self._loads
 
     def reloaded(self, ticket: int, part: Part | None, next_turn: Turn | None) -> None:
-        """What was loaded from the disk, None if that failed. `next_turn`: from there on is more, which was not."""
+        """End a reload.
+
+        `part`: the rows, None after a failure; `next_turn`: there are more from this turn on.
+        """
         if not self.reloading or ticket != self._loads:
             return
         self.reloading = False
@@ -165,7 +183,7 @@ class Line:
         self._lines.ready(self)
 
     def fires(self, turn: Turn) -> bool:
-        """Whether that message is on its way at the moment, or written and not on the disk for sure."""
+        """Return whether the message is being sent, or is written and not known to be durable."""
         if self._flight is not None and turn <= self._flight:
             return True
         if self._doubt is not None and turn <= self._doubt and not self.settling.settled(turn):
@@ -173,10 +191,10 @@ class Line:
         last = self.settling.last
         return last is not None and turn <= last.last and not self.settling.settled(turn)
 
-    # Firing
+    # Sending
 
     def pump(self) -> None:
-        """Sends the next effect, if none is under way; not while what comes before the rows is being loaded."""
+        """Send the next append, unless one is running or the rows before it are being reloaded."""
         while len(self.rows) and not self.busy and not self.reloading and not self._patience.waits:
             if not self._known and not self._look():
                 continue
@@ -199,7 +217,10 @@ class Line:
             self._lines.rested(self)
 
     def _look(self) -> bool:
-        """How far the target is; whether there is something left to send."""
+        """Check the target: drop what it has applied.
+
+        Return whether there is something left to send.
+        """
         if self._lines.destination.name(self.key) is None:
             self.drop()
             return False
@@ -224,19 +245,19 @@ class Line:
             self._landed()
             return
         if isinstance(error, BelowStart | KeyError):
-            # What they lay in is gone, since everything in it is somewhere else by now.
+            # Everything in that file was moved to other files since: reload.
             self.forget()
             self._landed()
             return
         if found is None:
-            self._failed(error or RuntimeError("a read ended without an answer"))
+            self._failed(error or RuntimeError("a read ended without a result"))
             return
         limit = min(SLICE_BYTES, self._lines.destination.slice_bytes(self.key))
         piece = join(found.records, self.key, limit)
         if piece.damaged:
-            told = "%d delayed messages for %s cannot be read and are left out, due %d to %d"
+            text = "%d delayed messages for %s cannot be read and are left out, due %d to %d"
             dues = part.dues[0], part.dues[piece.rows - 1]
-            logger.error(told, piece.damaged, self._lines.name(self.key), *dues)
+            logger.error(text, piece.damaged, self._lines.name(self.key), *dues)
             self._lines.damaged += piece.damaged
         if not piece.batches:
             self.rows.drop(piece.rows)
@@ -259,16 +280,16 @@ class Line:
         self._lines.destination.apply(effect, partial(self._written, part, piece.size_bytes, self._life))
 
     def _send_again(self, part: Part, piece: Slice, life: int) -> None:
-        """There is room in the window."""
+        """Retry an append for which the in-flight limit has room now."""
         if life != self._life or self._lines.stopping:
             self._landed()
         else:
             self._send(part, piece)
 
-    # What became of it
+    # Results
 
     def _landed(self) -> None:
-        """Nothing is under way any more."""
+        """End an operation without an append."""
         self.busy, self._flight = False, None
         self.settling.wake()
         self._lines.ready(self)
@@ -292,7 +313,7 @@ class Line:
             if self.behind is not None and self.behind <= last:
                 self.behind = Turn(last.due, last.number + 1)
         if self.parked:
-            logger.info("%s takes delayed messages again", self._lines.name(self.key))
+            logger.info("%s accepts delayed messages again", self._lines.name(self.key))
             self.parked = ""
             self._patience.renew()
         self._lines.fired(self, part)
@@ -300,7 +321,7 @@ class Line:
         self._lines.ready(self)
 
     def _force(self) -> None:
-        """One force at a time is asked for: what is written meanwhile shares the next."""
+        """Request an fsync, one at a time: later appends share the next one."""
         last = self.settling.last
         if last is None or self._forcing:
             return
@@ -315,13 +336,14 @@ class Line:
             self.sweep()
             self._force()
             return
-        # The target has stopped: what it had may be gone, and `resumed` finds out. Nobody else waits for that.
+        # The target has stopped and may lose what is not durable; `target_resumed` finds out. Release its bytes, so
+        # that other queues do not wait for it.
         self._lines.pacing.give(self.settling.give_up_room())
         if len(self.settling) and not self.parked:
             self._park(error)
 
     def sweep(self) -> None:
-        """Settles what is on the disk."""
+        """Process the appends that are durable now."""
         before = self.settling.size_bytes
         self.settling.forced(self._lines.destination.forced)
         self._lines.pacing.give(before - self.settling.size_bytes)
@@ -339,10 +361,10 @@ class Line:
         self.settling.wake()
 
     def drop(self) -> None:
-        """The target is gone for ever: what was for it is dropped and counted."""
+        """Drop and count all messages: the target's topic is deleted."""
         count, self._count = self._count.waiting(self.rows), LineCount()
         if count or self.behind:
-            logger.warning("%d delayed messages were for %s, which is gone", count, self.topic)
+            logger.warning("%d delayed messages for the deleted topic %s are dropped", count, self.topic)
         self._lines.dropped += count
         self._life += 1
         self.rows.clear()
@@ -353,10 +375,10 @@ class Line:
         self.settling.wake()
         self._lines.rested(self)
 
-    # Waiting for the target
+    # Blocked targets
 
     def resumed(self) -> None:
-        """The target stopped and takes writes again; what it had, but not on the disk, may be gone."""
+        """Handle a stopped target that accepts writes again; it may have lost what was not durable."""
         self._life += 1
         self._supply.clear()
         self._resumptions += 1
@@ -365,7 +387,7 @@ class Line:
         applied = self._applied()
         if lost := self.settling.take_back(applied):
             self._count.give_up(self.rows, lost)
-            # What is lost is not in memory any more: all is loaded again from there on.
+            # The lost messages are not in memory any more: reload everything from there on.
             first = Turn(0, 0) if applied is None else Turn(applied.due, applied.number + 1)
             self.rows.clear()
             self.behind = first if self.behind is None else min(first, self.behind)
@@ -373,18 +395,18 @@ class Line:
         self.look_again()
 
     def look_again(self) -> None:
-        """The target may take something now, or be gone."""
+        """Check the target again at once: it may accept messages, or its topic may be deleted."""
         self._known = False
         self._patience.renew()
         if not self.busy:
             self._patience.end()
 
     def hold(self, seconds: float) -> None:
-        """The first row waits for a moment."""
+        """Delay the first row."""
         self._patience.hold(seconds)
 
     def close(self) -> None:
-        """Tries no more by itself."""
+        """Cancel the retry timer."""
         self._patience.stop()
 
     def _park(self, error: BaseException) -> None:
@@ -398,38 +420,38 @@ class Line:
 
 
 class LineCount:
-    """How many messages came to a line and were not written: in its rows, but for those that were cancelled, and on the
-    disk only.
+    """Count of the messages of a queue that were not written.
 
-    `dead`: so many of the rows were cancelled or moved. `behind`: so many came and are not in the
-    rows; `cut`: and so many since what is being loaded was cut.
+    Rows, and messages that are only on disk.
+    `dead_rows`: rows of cancelled or rescheduled messages. `on_disk`: messages that are only on disk.
+    `arrived_in_reload`: messages that arrived during a reload and are only on disk.
     """
 
     def __init__(self) -> None:
         self.dead = self.behind = self.cut = 0
 
     def waiting(self, rows: Rows) -> int:
-        """All of them."""
+        """Return the count of all messages."""
         return max(0, len(rows) - self.dead) + self.behind + self.cut
 
     def give_up(self, rows: Rows, lost: int = 0) -> None:
-        """All of it is on the disk only, and `lost` more that were sent."""
+        """Count all rows as only on disk, and `lost` messages that were sent."""
         self.behind = self.waiting(rows) + lost
         self.cut = self.dead = 0
 
     def skip(self, count: int, loading: bool) -> None:
-        """So many came that are not kept."""
+        """Count messages that arrived and are not kept."""
         if loading:
             self.cut += count
         else:
             self.behind += count
 
     def drop(self, dead: int) -> None:
-        """So many rows that were cancelled are gone."""
+        """Count dead rows that were removed."""
         self.dead = max(0, self.dead - dead)
 
     def left(self, turn: Turn, rows: Rows, cut: Turn | None, behind: Turn | None) -> None:
-        """That message will not be sent; what is from `cut` or `behind` on may be on the disk only."""
+        """Stop counting a message; from `reload_end` or `on_disk_from` on it may be only on disk."""
         if rows.holds(turn):
             self.dead += 1
         elif cut is not None and turn >= cut:
@@ -438,15 +460,18 @@ class LineCount:
             self.behind = max(0, self.behind - 1)
 
     def load(self, waited: int, rows: Rows, dead: int, is_all: bool) -> None:
-        """These are its rows now, with so many dead ones; `waited`: what `waiting` said before. `is_all`: nothing that
-        came before the cut is missing."""
+        """Set the rows after a reload; `dead` of them are dead.
+
+        `waited`: the count before the reload.
+        `is_all`: no message that arrived before the reload is missing.
+        """
         self.dead = dead
         self.behind = self.cut if is_all else max(0, waited - len(rows) + dead)
         self.cut = 0
 
 
 def dead_in(rows: Rows, cancelled: Cancelled, unsure: Collection[tuple[int, int]]) -> int:
-    """How many of the rows were cancelled for sure."""
+    """Return how many of the rows have a durable cancel."""
     part = rows.head(len(rows))
     if not len(rows) or not cancelled.any_between(part.dues[0], part.dues[-1]):
         return 0
@@ -454,13 +479,14 @@ def dead_in(rows: Rows, cancelled: Cancelled, unsure: Collection[tuple[int, int]
     return sum([turn in cancelled and turn not in unsure for turn in turns])
 
 
-# Which of the first rows of a line may fire now: up to one that is cancelled, or being so, or would be early.
+# Which of the first rows of a queue may fire.
 
 
 class Ready(NamedTuple):
-    """`part`: these may fire, none if the first has to wait. `cancelled`: so many of the first never will.
+    """Which rows may fire.
 
-    `early`: by the wall clock the first one's time has not come, nor that of others among them; by so many ms.
+    `part`: rows that may fire; none if the first must wait. `cancelled`: how many rows at the head are cancelled.
+    `early`: rows, the first one included, that would fire too early by the wall clock; `early_ms`: by how much.
     """
 
     part: Part
@@ -470,7 +496,10 @@ class Ready(NamedTuple):
 
 
 def ready(part: Part, lines: Lines, doubtful: int | None = None) -> Ready:
-    """See the module; `part` has at least one row. From the due `doubtful` on none fires."""
+    """Return the first rows that may fire, up to one that is cancelled, locked or too early.
+
+    `part` has at least one row. Rows due at `uncertain_from` or later must wait.
+    """
     if doubtful is not None and part.dues[-1] >= doubtful:
         part = part.cut(bisect_left(part.dues, doubtful))
         if not len(part.numbers):
@@ -512,18 +541,19 @@ def _until_early(part: Part, lines: Lines) -> Ready:
 
 
 STUCK_ROWS_MAX: Final = 524_288
-"""Rows that all lines together keep which cannot fire, 13 MB: with more, the fullest gives up its own."""
+"""Maximum rows of all blocked queues, 13 MB. With more, the largest queue drops its rows."""
 EARLY_MS_MAX: Final = 50
-"""If the wall clock lags by no more, whoever comes behind waits as long; with more, the message gets another due."""
+"""Up to this lag of the wall clock the queue waits; with more, the message is rescheduled."""
 
 Postpone = Callable[[Line, Part], None]
-"""postpone(line, messages of it): their times by the wall clock have not come."""
+"""postpone(queue, rows): reschedule messages that are not due yet by the wall clock."""
 
 
 class Lines:
-    """All lines: gives each target what is due for it, lets them fire in turns, bounds what they keep in memory.
+    """All target queues.
 
-    What lines share is in its attributes. `blocked`: turns that must not fire for now.
+    Dispatches due messages to them, runs them in turns, limits their memory. The attributes are shared by the queues.
+    `locked`: turns that must not fire because a change is running.
     """
 
     def __init__(
@@ -546,10 +576,10 @@ class Lines:
         self.pacing = Pacing()
         self.lateness = Lateness()
         self.doubtful = doubtful
-        """Targets of which nothing fires from a due on: key -> due."""
+        """Targets for which nothing fires from a due time on: log id -> due time."""
         self.blocked: set[Turn] = set()
         self.dropped = 0
-        """Messages whose topic was gone."""
+        """Messages with a deleted topic."""
         self.damaged = 0
         """Messages that could not be read."""
         self.fired_count = 0
@@ -563,71 +593,76 @@ class Lines:
 
     @property
     def cancelled(self) -> Cancelled:
-        """What was cancelled, as the arrivals' state has it now."""
+        """The cancelled messages, from the current state of the arrival log."""
         return self._cancelled()
 
     @property
     def queued(self) -> int:
         """Rows in memory."""
-        return sum([len(line.rows) for line in self._lines.values()])
+        return sum([len(queue.rows) for queue in self._lines.values()])
 
     @property
     def waiting(self) -> int:
-        """Messages that came to lines and are not in their targets for sure."""
-        return sum([line.waiting for line in self._lines.values()])
+        """Messages of all queues that are not durable in their targets."""
+        return sum([queue.waiting for queue in self._lines.values()])
 
     @property
     def moving(self) -> int:
-        """Rows in memory that are going to fire as soon as it is their turn."""
-        return sum([len(line.rows) for line in self._lines.values() if not line.parked])
+        """Rows in memory of queues that are not blocked."""
+        return sum([len(queue.rows) for queue in self._lines.values() if not queue.parked])
 
     @property
     def due_first(self) -> int | None:
-        """Nothing that is due before is still to be fired or forced, of what came to the lines."""
-        dues = [due for line in self._lines.values() if (due := line.due_first) is not None]
+        """Lower bound of the due times in the queues that are not fired or not durable."""
+        dues = [due for queue in self._lines.values() if (due := queue.due_first) is not None]
         return min(dues, default=None)
 
     @property
     def rows_first(self) -> int | None:
-        """No row in memory is due before; None: there is none."""
-        return min((line.rows.first().due for line in self._lines.values() if len(line.rows)), default=None)
+        """Lower bound of the due times of rows in memory; None if there are none."""
+        return min(
+            (queue.rows.first().due for queue in self._lines.values() if len(queue.rows)), default=None
+        )
 
     @property
     def behind_count(self) -> int:
-        """Lines that gave up rows."""
+        """Number of queues with rows that are only on disk."""
         return len(self._behind)
 
     def note_behind(self, line: Line) -> None:
-        """It gave up rows, or has them again."""
+        """Update whether the queue has rows that are only on disk."""
         if line.behind is None:
             self._behind.pop(line, None)
         else:
             self._behind[line] = None
 
     def wanting(self) -> Line | None:
-        """One that gave up rows and would fire them."""
-        return next((line for line in self._behind if line.wants_rows), None)
+        """Return a queue that should be reloaded, if any."""
+        return next((queue for queue in self._behind if queue.wants_rows), None)
 
     def get(self, key: int) -> Line | None:
-        """The line of a target that has one."""
+        """Return the queue of a target, None if it has none."""
         return self._lines.get(key)
 
     def all(self) -> list[Line]:
-        """Every line."""
+        """Return all queues."""
         return list(self._lines.values())
 
     def settled(self, key: int) -> Turn | None:
-        """Up to where a target has everything, on the disk. Any thread."""
-        line = self._lines.get(key)
-        return self.applied(key) if line is None else line.settling.through
+        """Return the turn up to which a target has everything durable. Any thread."""
+        queue = self._lines.get(key)
+        return self.applied(key) if queue is None else queue.settling.through
 
     def applied(self, key: int) -> Turn | None:
-        """What a target has, for sure: a stopped one may lose yet what was not forced. Any thread."""
+        """Return the highest turn that is durable in a target. Any thread."""
         settled = self.destination.settled(key, self.source)
         return None if settled is None else Turn(*settled)
 
     def stop_of(self, key: int) -> StorageStopped | None:
-        """Why a target takes nothing before it is resumed; None: it does, or is gone, or only full. Any thread."""
+        """Return why a target rejects writes until it is resumed.
+
+        None: it accepts writes, or its topic is deleted, or its disk is full. Any thread.
+        """
         try:
             self.destination.check(key, 0)
         except StorageStopped as error:
@@ -637,13 +672,13 @@ class Lines:
         return None
 
     def name(self, key: int) -> str:
-        """A target for people."""
-        return self.destination.name(key) or "a topic that is gone"
+        """Return the name of a target for log messages."""
+        return self.destination.name(key) or "a deleted topic"
 
-    # What is due
+    # Due messages
 
     def put(self, entries: Entries) -> None:
-        """These are due: each goes to its line."""
+        """Add due messages to the queues of their targets."""
         if not len(entries):
             return
         tags = entries.tags
@@ -667,147 +702,152 @@ class Lines:
 
     def _add(self, target: int, part: Part) -> None:
         key, topic = self._targets.row(target)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = Line(key, topic, self)
-        line.add(part)
-        self._due[line] = None
-        if line.parked:
-            self.stuck(line)
+        queue = self._lines.get(key)
+        if queue is None:
+            queue = self._lines[key] = Line(key, topic, self)
+        queue.add(part)
+        self._due[queue] = None
+        if queue.parked:
+            self.stuck(queue)
 
-    # Turning
+    # Turns of the broker
 
     @property
     def due(self) -> bool:
-        """Whether `write` has something to do."""
+        """Whether `write` has work."""
         return bool(self._due) or self._has_stuck
 
     def write(self) -> bool:
-        """Hands effects to the targets that can take one; whether there was anything to do."""
+        """Send appends to targets that can accept one; return whether there was anything to do."""
         due, self._due = self._due, {}
         if not self.stopping:
-            for line in due:
-                line.pump()
+            for queue in due:
+                queue.pump()
         if self._has_stuck:
             self._bound_stuck()
         return bool(due)
 
     def next_turn(self, line: Line) -> None:
-        """This turn has brought enough: the line goes on in the next one."""
+        """Continue this queue in the next turn: the limit of this turn is reached."""
         if not self._next_turn:
             self.timers.after(0.0, self._new_turn)
         self._next_turn[line] = None
 
     def _new_turn(self) -> None:
         self.pacing.begin_turn()
-        lines, self._next_turn = self._next_turn, {}
-        self._due.update(lines)
+        queues, self._next_turn = self._next_turn, {}
+        self._due.update(queues)
 
-    # What lines tell
+    # Notifications by queues
 
     def ready(self, line: Line) -> None:
-        """It may have something to send."""
+        """Mark that the queue may have something to send."""
         self._due[line] = None
 
     def rested(self, line: Line) -> None:
-        """It has nothing to do for now; one that has nothing at all is forgotten: its target knows the rest."""
+        """Remove the queue if it is empty: the state of its target is sufficient."""
         if line.empty and self._lines.get(line.key) is line:
             line.close()
             del self._lines[line.key]
             line.settling.wake()
 
     def stuck(self, line: Line) -> None:
-        """Its target takes nothing, and it got rows, or got stuck: that is looked at once a turn."""
+        """Request a check of the memory limit: a blocked queue has new rows, or was blocked now."""
         self._has_stuck = True
 
     def _bound_stuck(self) -> None:
-        """All such lines together keep a bounded number of rows."""
+        """Drop rows of the largest blocked queues until the memory limit is met."""
         self._has_stuck = False
-        stuck = sorted(
+        blocked = sorted(
             [each for each in self._lines.values() if each.parked], key=lambda each: len(each.rows)
         )
-        total = sum([len(each.rows) for each in stuck])
+        total = sum([len(each.rows) for each in blocked])
         while total > STUCK_ROWS_MAX:
-            line = stuck.pop()
-            total -= len(line.rows)
-            line.forget()
+            queue = blocked.pop()
+            total -= len(queue.rows)
+            queue.forget()
 
     def fired(self, line: Line, part: Part) -> None:
-        """These are written."""
+        """Record that these rows are written."""
         now = self.time.now_ms()
         self.fired_count += len(part.numbers)
         self.lateness.note_sorted(now, part.dues)
 
     def early(self, line: Line, part: Part, early_ms: Sequence[int]) -> None:
-        """By the wall clock, which stepped back, these are so many ms too early; the first of them leads its line."""
+        """Handle rows that are too early, because the wall clock stepped back.
+
+        The first one is the queue's head.
+        """
         if early_ms[0] <= EARLY_MS_MAX:
             line.hold(early_ms[0] / 1000)
         else:
             self._postpone(line, part)
 
     def unblock(self, key: int, turn: Turn) -> None:
-        """The message may fire again, or was cancelled: its line goes on."""
+        """Unlock a turn: the message may fire again, or is cancelled."""
         self.blocked.discard(turn)
-        line = self._lines.get(key)
-        if line is not None:
-            self.ready(line)
+        queue = self._lines.get(key)
+        if queue is not None:
+            self.ready(queue)
 
     def note_lost(self, dropped: int, damaged: int) -> None:
-        """So many messages never come to a line."""
+        """Count messages that are lost before they reach a queue."""
         self.dropped += dropped
         self.damaged += damaged
         if damaged:
-            logger.error("%d delayed messages are lost, since they cannot be read", damaged)
+            logger.error("%d delayed messages are lost because they cannot be read", damaged)
 
     # Targets
 
     def resumed(self, key: int) -> None:
-        """A target takes writes again."""
-        line = self._lines.get(key)
-        if line is not None:
-            line.resumed()
+        """Handle a target that accepts writes again."""
+        queue = self._lines.get(key)
+        if queue is not None:
+            queue.resumed()
 
     def topic_gone(self, incarnation: int) -> None:
-        """Its partitions' lines have nobody to wait for any more."""
-        for key, line in list(self._lines.items()):
+        """Retry the queues of a deleted topic's partitions; they drop their messages."""
+        for key, queue in list(self._lines.items()):
             if key >> SEQUENCE_BITS == incarnation:
-                line.look_again()
-                line.sweep()
+                queue.look_again()
+                queue.sweep()
 
     def left(self, key: int, turn: Turn) -> None:
-        """That message will not be sent."""
-        line = self._lines.get(key)
-        if line is not None:
-            line.left(turn)
+        """Stop counting a message that was cancelled or rescheduled."""
+        queue = self._lines.get(key)
+        if queue is not None:
+            queue.left(turn)
 
     def forget_parked(self, due: int) -> None:
-        """Whoever waits for a target with rows that are due before gives them up, so that the files can go that only
-        they need."""
-        for line in self._lines.values():
-            if line.parked and not line.busy and len(line.rows) and line.rows.first().due < due:
-                line.forget()
+        """Drop the rows of blocked queues with rows due before `due`.
+
+        Files that only these rows need can then be deleted.
+        """
+        for queue in self._lines.values():
+            if queue.parked and not queue.busy and len(queue.rows) and queue.rows.first().due < due:
+                queue.forget()
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way."""
-        return not any(line.busy for line in self._lines.values())
+        """Whether no read or append is running."""
+        return not any(queue.busy for queue in self._lines.values())
 
     def stop(self) -> None:
-        """Nothing new is sent, and no line tries anything by itself any more."""
+        """Send nothing new and cancel all retry timers."""
         self.stopping = True
-        for line in self._lines.values():
-            line.close()
+        for queue in self._lines.values():
+            queue.close()
 
 
-# How late messages are: time from due to written, counted in buckets that double.
+# Lateness: the time from due to written.
 
 BUCKETS: Final = 42
-"""The last takes everything later than 34 years."""
+"""The last bucket counts everything later than 34 years."""
 PARTS: Final = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
 
 
 class Lateness:
-    """Bucket 0 counts 0 ms, bucket n from 2^(n-1) up to below 2^n ms."""
+    """A histogram of lateness. Bucket 0 counts 0 ms, bucket n counts 2^(n-1) <= ms < 2^n."""
 
     def __init__(self) -> None:
         self.counts = [0] * BUCKETS
@@ -815,7 +855,7 @@ class Lateness:
         self.total = 0
 
     def note(self, late_ms: int, count: int = 1) -> None:
-        """So many messages were so late."""
+        """Count messages with the same lateness."""
         late_ms = max(0, late_ms)
         self.counts[min(late_ms.bit_length(), BUCKETS - 1)] += count
         self.total += count
@@ -823,10 +863,10 @@ class Lateness:
             self.max_ms = late_ms
 
     def note_sorted(self, now_ms: int, dues: Sequence[int]) -> None:
-        """Messages with these dues, lowest first, were written now."""
+        """Count messages with these due times (ascending), written now."""
         end = len(dues)
         for bucket in range(BUCKETS):
-            # Later than what this bucket counts are those that were due before.
+            # Messages with lower due times are later than this bucket.
             start = bisect_left(dues, now_ms - (1 << bucket) + 1, 0, end) if bucket < BUCKETS - 1 else 0
             self.counts[bucket] += end - start
             end = start
@@ -837,7 +877,10 @@ class Lateness:
             self.max_ms = max(self.max_ms, now_ms - dues[0])
 
     def below(self, part: float) -> int:
-        """This part of all messages was not later, in ms: the upper end of a bucket. 0 without messages."""
+        """Return the lateness in ms that this part of the messages does not exceed.
+
+        0 without messages. The result is the upper bound of a bucket.
+        """
         wanted, seen = part * self.total, 0
         for bucket, count in enumerate(self.counts):
             seen += count
@@ -846,6 +889,6 @@ class Lateness:
         return self.max_ms
 
     def status(self) -> dict[str, Any]:
-        """p50, p99, p99.9, the maximum (ms) and the buckets."""
+        """Return p50, p99, p99.9, the maximum (ms) and the bucket counts."""
         known: dict[str, Any] = {name: self.below(part) for name, part in PARTS.items()}
         return known | {"max_ms": self.max_ms, "count": self.total, "counts": list(self.counts)}

@@ -1,23 +1,22 @@
-"""The hashed timing wheel: everything that is due soon, each message three numbers in arrays.
+"""A hashed timing wheel: the messages that are due soon, in arrays instead of objects.
 
 Theory: George Varghese and Anthony Lauck, "Hashed and Hierarchical Timing Wheels: Data Structures for the Efficient
-Implementation of a Timer Facility", SOSP 1987, scheme 6. Time is cut into ticks; a ring of `slots` lists holds the
-timers, one with the tick t in the list t mod slots. Whoever is due only after t div slots more turns of the ring (its
-rounds) stays in its list while the hand passes. So adding and cancelling cost the same whatever is in the ring, and a
-tick costs what lies in its list. Coarser rings for what is due later, the other half of their paper, are on the disk
-here (`spans`, `buckets`).
+Implementation of a Timer Facility", SOSP 1987, scheme 6. Time is divided into ticks. A ring of `slots` lists holds the
+timers; a timer of tick t is in list t mod slots and stays there for t div slots more revolutions (its rounds). Adding
+and cancelling therefore cost the same whatever the size of the wheel, and a tick costs the length of its list. The
+coarser rings for later due times, the other half of the paper, are on disk here (`tfmq.delay.buckets`).
 
-| case | what happens |
+| case | result |
 |---|---|
-| due on a tick | comes with the first `pop` of that millisecond, not before |
-| first and last millisecond of a slot | each comes at its own millisecond, also where both lie in one list |
-| more ticks away than there are slots | stays when the hand passes, comes in a later round |
-| the ring wraps between two pops | nothing is skipped, nothing comes twice |
-| due before the last `pop` | comes with the next `pop` |
-| same due | in the order of the numbers |
-| cancelled before it came | never comes |
-| cancelled after it came, or twice | False, nothing changes |
-| dropped from a due on | never comes, unless it is added again |
+| due on a tick | popped by the first `pop` of that millisecond, not before |
+| first and last millisecond of a slot | each popped at its own millisecond, also if both are in one list |
+| more ticks away than there are slots | stays when the hand passes, popped in a later round |
+| the ring wraps between two pops | nothing is skipped, nothing is popped twice |
+| due before the last `pop` | popped by the next `pop` |
+| same due time | popped in the order of the numbers |
+| cancelled before it was popped | never popped |
+| cancelled after it was popped, or twice | `cancel` returns False, nothing changes |
+| dropped by `drop_from` | never popped, unless it is added again |
 """
 
 from __future__ import annotations
@@ -30,16 +29,18 @@ from itertools import compress
 from typing import Final, NamedTuple
 
 CANCELLED_MIN: Final = 4096
-"""Below so many rows of cancelled messages a sweep is not worth its pass."""
+"""With fewer rows of cancelled messages, removing them is not worth the pass over all rows."""
 ROWS_MAX: Final = 1 << 62
 UNKNOWN: Final = -1
 
 
 class HashedWheelTimer:
-    """See the module. A message is its turn (due, number), a locator (where its record lies: opaque here), a
-    target's number and whether it is absolute. One owner's thread.
+    """The timing wheel. Broker thread only.
 
-    Dues are ms since 1970, from `base_ms` on and less than 34 years above it; nothing here reads a clock.
+    A message is its turn (due time, number), a locator (position of its record, opaque here), the id of its target
+    and a flag for an absolute due time.
+
+    Due times are ms since 1970, at least `base_ms` and less than 34 years above it. The wheel reads no clock.
     """
 
     def __init__(self, tick_ms: int = 10, slots: int = 8192, base_ms: int = 0) -> None:
@@ -50,46 +51,52 @@ class HashedWheelTimer:
         self.tick_ms, self.slots, self.base_ms = tick_ms, slots, base_ms
         self._ring: list[Slot | None] = [None] * slots
         self._hand = 0
-        """The tick, counted from the base, up to which everything was looked at."""
+        """The tick, counted from the base, up to which all lists were examined."""
         self._popped = -1
-        """Relative to the base: what was due up to here came."""
+        """Relative to the base: everything due up to here was popped."""
         self._cancelled: set[int] = set()
         self._held = 0
         self._late: set[int] = set()
-        """Numbers of those that were added when what was due then had come already."""
+        """Numbers of the messages that were added after their due time was popped."""
         self._ready = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
         self._given = 0
-        """Rows of a list that is too long for one `pop`, in order; so many of them came already."""
-        self._next: int | None = None
-        """The earliest due relative to the base; -1: not known."""
+        """How many rows of `_ready` were popped.
 
-    # What is in it
+        `_ready` is a sorted list that was too long for one `pop`.
+        """
+        self._next: int | None = None
+        """The earliest due time relative to the base. UNKNOWN_DUE: not searched; None: empty."""
+
+    # State
 
     @property
     def count(self) -> int:
-        """Messages that are going to come."""
+        """Messages that will be popped."""
         return self._held - len(self._cancelled)
 
     @property
     def held(self) -> int:
-        """Rows in memory: cancelled ones stay until their time."""
+        """Rows in memory, with those of cancelled messages that were not removed yet."""
         return self._held
 
     @property
     def popped_ms(self) -> int:
-        """Everything that was due up to here came."""
+        """Everything due up to this time was popped."""
         return self.base_ms + self._popped
 
     @property
     def front(self) -> tuple[int, int]:
-        """Every turn below came, if it was there in time; none from there on."""
+        """The lowest turn that was not popped: every turn below was popped if it was added in time."""
         if self._given < len(self._ready.dues):
             return self._ready.dues[self._given], self._ready.numbers[self._given]
         return self.popped_ms + 1, 0
 
     @property
     def due_next(self) -> int | None:
-        """No message is due before; None if there is none. One that was cancelled counts until its time."""
+        """Lower bound of the next due time; None if the wheel is empty.
+
+        Cancelled messages count until they are removed.
+        """
         if self._given < len(self._ready.dues):
             return self._ready.dues[self._given]
         if self._next == UNKNOWN:
@@ -97,7 +104,7 @@ class HashedWheelTimer:
         return None if self._next is None else self.base_ms + self._next
 
     def load(self) -> dict[str, int]:
-        """How full it is: slots in use, the rows of the fullest, rows, cancelled ones among them."""
+        """Return slots in use, rows of the fullest slot, all rows, and cancelled rows among them."""
         sizes = [len(slot.numbers) for slot in self._ring if slot is not None]
         return {
             "slots": self.slots,
@@ -108,15 +115,18 @@ class HashedWheelTimer:
         }
 
     def rebase(self, base_ms: int) -> None:
-        """Another base, while nothing is in it: then it holds dues from there on. Raises ValueError otherwise."""
+        """Set another base while the wheel is empty.
+
+        Raises ValueError if it is not, or the base is below 0.
+        """
         if self._held or base_ms < 0:
             raise ValueError("a wheel with messages keeps its base")
         self.base_ms, self._hand, self._popped, self._next = base_ms, 0, -1, None
 
-    # Adding and cancelling
+    # Add and cancel
 
     def add(self, due: int, number: int, locator: int, target: int, absolute: bool = False) -> None:
-        """One message more. Raises ValueError where the due lies outside what the base allows."""
+        """Add a message. Raises ValueError if the due time is outside the range of the base."""
         relative = self._relative(due)
         slot = self._slot(max(relative // self.tick_ms, self._hand))
         if relative <= self._popped:
@@ -134,7 +144,10 @@ class HashedWheelTimer:
     def add_many(
         self, dues: Sequence[int], numbers: Sequence[int], locators: Sequence[int], tags: Sequence[int]
     ) -> None:
-        """Many messages, as columns of one length; `tags` as `tag` makes them. Raises ValueError: nothing was added."""
+        """Add messages, given as columns of equal length; `tags` from `make_tag`.
+
+        Raises ValueError: nothing was added.
+        """
         count = len(dues)
         if not count:
             return
@@ -153,7 +166,7 @@ class HashedWheelTimer:
             self._next = low
 
     def _add_together(self, tick: int, low: int, dues: Sequence[int], *columns: Sequence[int]) -> None:
-        """All of one tick, as messages of one send with one delay are: whole columns at once."""
+        """Add messages of one tick, such as those of one send with one delay: whole columns at once."""
         numbers, locators, tags = columns
         slot, base = self._slot(tick), self.base_ms
         slot.numbers.extend(numbers if isinstance(numbers, array) else array("Q", numbers))
@@ -191,8 +204,9 @@ class HashedWheelTimer:
         return slot
 
     def cancel(self, due: int, number: int) -> bool:
-        """The message, which was added, does not come; False if it came or was cancelled before. Its row stays in
-        memory until its time, unless such rows are the most there are.
+        """Cancel an added message. Return False if it was popped or cancelled before.
+
+        Its row stays in memory until its due time, or until more than half of all rows are cancelled.
         """
         if number in self._cancelled:
             return False
@@ -208,7 +222,7 @@ class HashedWheelTimer:
         return self._given < len(dues) and (due, number) >= (dues[self._given], numbers[self._given])
 
     def _unready(self) -> None:
-        """Puts rows that are in order already back into a list: others come before them."""
+        """Return sorted rows to a list, because rows with lower turns are added or rows are removed."""
         dues, numbers, locators, tags = (column[self._given :] for column in self._ready)
         self._ready = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
         self._given = 0
@@ -225,11 +239,11 @@ class HashedWheelTimer:
         self._next = UNKNOWN
 
     def _sweep(self) -> None:
-        """Takes the rows of cancelled messages out: less than two rows are looked at for each that was cancelled."""
+        """Remove the rows of cancelled messages. Fewer than two rows are examined for each."""
         self._keep_rows(DUE_SPAN << DUE_SHIFT)
 
     def drop_from(self, due: int) -> array[int]:
-        """Forgets every message that is due then or later; answers the locators of their rows."""
+        """Remove every message due at `due` or later; return the locators of their rows."""
         if len(self._ready.dues) and self._ready.dues[-1] >= due:
             self._unready()
         dropped = array("Q")
@@ -243,7 +257,7 @@ class HashedWheelTimer:
         return dropped
 
     def drop_targets(self, targets: Collection[int]) -> int:
-        """Forgets every message for these; how many. It looks at every row."""
+        """Remove every message for these targets; return how many. Examines every row."""
         self._unready()
         before = self.count
         for slot in self._ring:
@@ -259,7 +273,7 @@ class HashedWheelTimer:
         return before - self.count
 
     def _keep_rows(self, end: int) -> None:
-        """Rows below `end` in their packed column stay, unless they are cancelled."""
+        """Retain the rows with a packed column below `end` that are not cancelled."""
         ready = self._ready.numbers[self._given :]
         cancelled, held = self._cancelled, len(ready)
         for index, slot in enumerate(self._ring):
@@ -278,11 +292,12 @@ class HashedWheelTimer:
         self._cancelled = cancelled.intersection(ready)
         self._held, self._next = held, UNKNOWN if held else None
 
-    # Coming
+    # Pop
 
     def pop(self, now_ms: int, rows_max: int = ROWS_MAX) -> Entries:
-        """Every message that is due by `now_ms` and did not come yet, in the order of their turns, at most `rows_max`.
-        With more of them the next call goes on; `due_next` tells.
+        """Return the messages due by `now_ms` that were not popped yet, in the order of their turns.
+
+        At most `rows_max` are returned; the next call continues. `next_due` shows whether there are more.
         """
         found = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
         now = now_ms - self.base_ms
@@ -306,7 +321,7 @@ class HashedWheelTimer:
         return found
 
     def _give(self, entries: Entries, rows_max: int, into: Entries) -> None:
-        """A list that came: all of it at once where nothing has to be looked at."""
+        """Append a popped list to `into` if nothing needs a check and all fit; else set `_ready`."""
         count = len(entries.dues)
         if self._cancelled or self._late or len(into.dues) + count > rows_max:
             self._ready = entries
@@ -316,7 +331,7 @@ class HashedWheelTimer:
         self._held -= count
 
     def _take_ready(self, now_ms: int, rows_max: int, into: Entries) -> None:
-        """The next rows of the list that came last, so that there are no more than `rows_max`."""
+        """Append the next rows of `_ready` to `into`, up to `rows_max` in all."""
         start = self._given
         room = start + rows_max - len(into.dues)
         end = bisect_right(self._ready.dues, now_ms, start, min(len(self._ready.dues), room))
@@ -343,7 +358,10 @@ class HashedWheelTimer:
         return Entries(*(array("Q", compress(column, keep)) for column in found))
 
     def _pop_tick(self, tick: int, limit: int) -> Entries:
-        """What is due up to `limit` of the list that this tick uses; the rest of the list stays for a later round."""
+        """Remove and return what is due up to `limit` from the list of `tick`.
+
+        Later rounds stay in the list.
+        """
         index = tick % self.slots
         slot = self._ring[index]
         assert slot is not None, "the earliest due names a list without rows"
@@ -364,7 +382,10 @@ class HashedWheelTimer:
         return Entries(array("Q", map(base.__add__, dues)), slot.numbers, slot.locators, tags)
 
     def _find_next(self) -> int | None:
-        """The earliest due relative to the base: in the first list with one of this round, else of all lists."""
+        """Return the earliest due time relative to the base.
+
+        It is in the first list with a row of the current round, else the minimum of all lists.
+        """
         hand, slots, tick_ms, ring = self._hand, self.slots, self.tick_ms, self._ring
         least: int | None = None
         for tick in range(hand, hand + slots):
@@ -379,10 +400,13 @@ class HashedWheelTimer:
 
 
 def _in_order(dues: Sequence[int], numbers: array[int]) -> Sequence[int] | None:
-    """Rows in the order of their turns; None if they are. What comes in order costs no sorting."""
+    """Return the row order that sorts by turn.
+
+    None if the rows are sorted already, which costs no sort.
+    """
     if dues[0] == dues[-1] and min(dues) == max(dues) and numbers == array("Q", sorted(numbers)):
         return None
-    # Few dues are different, no more than a tick has milliseconds: to part rows by due costs less than to sort them.
+    # A tick has few different due times, so grouping rows by due time is cheaper than sorting by it.
     rows_of: defaultdict[int, list[int]] = defaultdict(list)
     rising, rows = numbers.tolist(), range(len(dues))
     for row in rows if rising == sorted(rising) else sorted(rows, key=rising.__getitem__):
@@ -390,42 +414,45 @@ def _in_order(dues: Sequence[int], numbers: array[int]) -> Sequence[int] | None:
     return [row for due in sorted(rows_of) for row in rows_of[due]]
 
 
-# The lists of the wheel: messages as columns, 24 bytes each.
+# Rows of the wheel: columns, 24 bytes a message.
 
 DUE_BITS: Final = 40
-"""A due is kept relative to the base: 34 years of milliseconds."""
+"""Bits of a due time, which is stored relative to the base: 34 years of milliseconds."""
 TARGET_BITS: Final = 23
-"""Targets that have something in the wheel at the same time: eight million, above the limit of partitions."""
+"""Bits of a target id: 8 million at once, more than the limit of partitions."""
 TARGET_SHIFT: Final = 1
 DUE_SHIFT: Final = TARGET_SHIFT + TARGET_BITS
 TARGET_MASK: Final = (1 << TARGET_BITS) - 1
 ABSOLUTE: Final = 1
-"""The lowest bit: its sender named a time of the wall clock."""
+"""The lowest bit: the sender set an absolute due time."""
 TAG_MASK: Final = (1 << DUE_SHIFT) - 1
 DUE_SPAN: Final = 1 << DUE_BITS
 TARGETS_MAX: Final = 1 << TARGET_BITS
 
 
 class Entries(NamedTuple):
-    """Messages as columns of one length, in the order of their turns. Each column is the receiver's own."""
+    """Messages as columns of equal length, in the order of their turns.
+
+    The columns belong to the receiver.
+    """
 
     dues: array[int]
     numbers: array[int]
     locators: array[int]
     tags: array[int]
-    """Target, absolute bit: see `tag`."""
+    """Target id and absolute flag, see `make_tag`."""
 
     def __len__(self) -> int:
         return len(self.dues)
 
 
 def tag(target: int, absolute: bool) -> int:
-    """Where a message goes and whether its sender named a time of the wall clock, as one number."""
+    """Pack a target id and the flag for an absolute due time into one integer."""
     return target << TARGET_SHIFT | absolute
 
 
 class Slot:
-    """One list of the ring: columns in the order in which they came."""
+    """One list of the ring: columns in the order of adding."""
 
     __slots__ = ("due_min", "locators", "numbers", "packed")
 
@@ -434,10 +461,10 @@ class Slot:
         self.locators: array[int] = array("Q")
         self.packed: array[int] = array("Q")
         self.due_min = DUE_SPAN
-        """Relative to the base; nothing in it is due before."""
+        """Lower bound of the due times, relative to the base."""
 
     def part(self, rows: Sequence[int]) -> Slot:
-        """These rows, in this order."""
+        """Return a copy of these rows, in this order."""
         part = Slot()
         part.numbers = array("Q", map(self.numbers.__getitem__, rows))
         part.locators = array("Q", map(self.locators.__getitem__, rows))
@@ -445,7 +472,7 @@ class Slot:
         return part
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Only these rows stay."""
+        """Remove all other rows."""
         part = self.part(rows)
         self.numbers, self.locators, self.packed = part.numbers, part.locators, part.packed
         self.due_min = min(self.packed) >> DUE_SHIFT

@@ -54,8 +54,8 @@ DELAY_COUNT: Final = (
         "a-spill-sees-what-is-cancelled-meanwhile",
         "work with files sees the changes that were sure when it began",
         "tfmq/delay/pending.py",
-        "        return PendingNow(self._state, lines.settled, self._is_gone, lines.blocked, self._late, border)\n",
-        "        return PendingNow(self._state, lines.settled, self._is_gone, lines.blocked)\n",
+        "        return PendingNow(self._state, queues.settled, self._is_gone, queues.blocked, self._late, border)\n",
+        "        return PendingNow(self._state, queues.settled, self._is_gone, queues.blocked)\n",
         [LEAVING],
     ),
     Mutant(

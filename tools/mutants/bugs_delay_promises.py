@@ -281,7 +281,7 @@ _ORDER: Final = (
         "a-start-does-not-learn-what-was-told",
         "a time of day is one of the clock that its sender saw, behind a start too",
         "tfmq/delay/buckets/loader.py",
-        "                told.append((first, batch.first_number + len(batch.sizes) - first, ahead_ms))\n",
+        "                ahead_steps.append((first, batch.first_number + len(batch.sizes) - first, ahead_ms))\n",
         "",
         ["tests/delay/test_gathering.py", "tests/e2e/test_delay_page.py"],
     ),

@@ -1,7 +1,8 @@
-"""The arrivals: the one log in which every delayed batch lands, whole, behind its note. docs/formats/arrivals.md.
+"""The arrival log.
 
-The number of a delayed message is the ordinal of its record here. Whatever is read here was proven by the checksum of
-its block.
+Every delayed batch is appended here first, after its header, and read from here. Specified in
+docs/formats/arrivals.md. The number of a delayed message is the ordinal of its record in this log. All data is
+verified before use: by the checksum of its block, or of its record.
 """
 
 from __future__ import annotations
@@ -42,21 +43,24 @@ LOG_ID: Final = make_log_id(2, 0)
 ARRIVALS_SUFFIX: Final = ".arrivals"
 
 SEGMENT_BYTES: Final = 64 << 20
-"""Small, since what is in the buckets goes by whole segments; the least that takes the largest batch."""
+"""Small, because spilled arrivals are deleted by whole segments.
+
+The minimum for the largest batch.
+"""
 
 READ_BYTES: Final = 1 << 20
-"""One read of the log for a spill or a start."""
+"""Bytes of one read of the log for a spill or a start."""
 
 _LENGTH_FLAG: Final = Struct(">I12xI")
 
 Damaged = Callable[[Corrupt], None]
-"""Told of a range of the log that cannot be read; the messages in it are lost to whoever reads."""
+"""Called with a range of the log that cannot be read; its messages are lost."""
 
 
 def arrival_options(
     flush_messages: int, flush_seconds: float, segment_bytes: int = SEGMENT_BYTES
 ) -> LogOptions:
-    """How the log is kept: nothing of it goes by age or size."""
+    """Return the options of the log; it has no retention by age or size."""
     return LogOptions(
         segment_bytes=segment_bytes,
         flush_messages=flush_messages,
@@ -66,16 +70,16 @@ def arrival_options(
 
 
 Noted = Callable[[Note, int], None]
-"""Told of a note, and where it lies."""
+"""Called with a header and its offset in the log."""
 
 
 class ArrivedBatch(NamedTuple):
-    """Records that lie in a row in the log, all of one note: a batch, or as much of it as one block has.
+    """Consecutive records of one header in the log: a batch, or the part of it in one block.
 
-    `dues` (array of u64, ms), `absolute` (a byte 0 or 1), `sizes` (array of u32, whole records) and `offsets` (array of
-    u64, in the log) have one value a message; the n-th message's number is `first_number + n`. `low` and `high` are
-    the first and the last of the dues. `data`: the records' bytes, one buffer, valid as long as it is kept. `ahead_ms`:
-    by how much broker time was ahead of the wall clock, for those of `absolute`.
+    `dues` (array of u64, ms), `absolute` (bytes 0 or 1), `sizes` (array of u32, whole records) and `offsets` (array of
+    u64, in the log) have one value a message; message n has the number `first_number + n`. `low` and `high`: the
+    lowest and highest due time. `data`: the bytes of the records, one buffer, valid as long as it is referenced.
+    `ahead_ms`: by how many ms broker time was ahead of the wall clock, for absolute times.
     """
 
     log_id: int
@@ -106,14 +110,14 @@ def batches_of(
 
 
 def note_batch(note: Note) -> Batch:
-    """A note alone, as a cancel is."""
+    """Return a batch that contains only a header."""
     return Batch(encode_note(note), (), PRODUCER_ID, 0, 1)
 
 
 def record_offsets(data: Buffer, positions: Sequence[tuple[int, int]]) -> array[int]:
-    """Where each record of an appended batch lies in the log: `positions` as in `journal.record.batch.Appended`.
+    """Return the offset in the log of each record of an appended batch.
 
-    Without a step of Python for a message where all have one size.
+    `positions` as in `journal.record.batch.Appended`. Runs without Python code for each message if all have one size.
     """
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     size = HEADER_SIZE + LENGTH.unpack_from(plain)[0]
@@ -143,11 +147,11 @@ def read(
     damaged: Damaged | None = None,
     noted: Noted | None = None,
 ) -> Iterator[ArrivedBatch]:
-    """What arrived from the append's end `from_offset` up to the append's end `to_offset`, in order; `noted` is told of
-    each note on the way.
+    """Yield the arrivals between two ends of appends, in order.
 
-    May run in a worker. Raises Corrupt where the log is damaged, unless `damaged` is given: then it goes on behind.
-    Raises BelowStart, BeyondEnd (`upto` does not reach so far: nothing is left out without a word), OSError, Closed.
+    `on_header` is called with each header. May run in a worker. Raises Corrupt if the log is damaged, unless
+    `on_damage` is given: then damage is skipped. Raises BelowStart, BeyondEnd (`upto` is below `to_offset`: nothing is
+    left out silently), OSError, Closed.
     """
     reading, passed = _Reading(noted), -1
     while from_offset < to_offset:
@@ -160,7 +164,9 @@ def read(
                 yield from reading.block(block)
         except Corrupt as error:
             if error.next <= from_offset and passed < from_offset:
-                passed = from_offset  # the way there led through it: from now on it is known, and passed by
+                passed = (
+                    from_offset  # damage between the index entry and here: it is recorded now, so retry once
+                )
                 continue
             if damaged is None or error.next <= from_offset:
                 raise
@@ -170,7 +176,7 @@ def read(
 
 
 def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
-    """What of the log is damaged from the append's end `from_offset` on, up to the forced mark. Raises OSError."""
+    """Return the damage from the end of an append up to the durable offset. Raises OSError."""
     found: list[Corrupt] = []
     for _ in read(log, max(from_offset, log.first_offset), log.forced_offset, damaged=found.append):
         pass
@@ -178,7 +184,7 @@ def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
 
 
 def _verified(log: Log, data: bytes | bytearray, start: int) -> Iterator[Block]:
-    """Raises Corrupt instead of BadRecord."""
+    """Yield the blocks in `data`. Raises Corrupt instead of BadRecord."""
     position = 0
     try:
         for block in blocks_of(data, start, log.log_id):
@@ -190,7 +196,7 @@ def _verified(log: Log, data: bytes | bytearray, start: int) -> Iterator[Block]:
 
 
 def _behind(data: bytes | bytearray, start: int, position: int, log_id: int) -> int:
-    """The offset where blocks begin again behind the bad one at `position`, else the end of what was read."""
+    """Return the offset of the next block after the bad one at `position`, or the end of `data`."""
     claim = find_next_control(data, position, offset=start, log_id=log_id)
     if claim is None:
         return start + len(data)
@@ -199,7 +205,7 @@ def _behind(data: bytes | bytearray, start: int, position: int, log_id: int) -> 
 
 
 class _Reading:
-    """Goes through blocks in order and knows which note the next records belong to."""
+    """Parses blocks in order, and tracks the header that the next records belong to."""
 
     def __init__(self, noted: Noted | None) -> None:
         self._noted = noted
@@ -207,11 +213,11 @@ class _Reading:
         self._done = 0
 
     def forget(self) -> None:
-        """What comes next does not follow what came before."""
+        """Discard the current header: the next block does not follow the last one."""
         self._note = None
 
     def block(self, block: Block) -> Iterator[ArrivedBatch]:
-        """What the next block holds."""
+        """Yield the arrivals in a block."""
         data = bytes(block.data)
         position, end = 0, len(data)
         ordinal, orphans = block.control.first_ordinal, 0
@@ -233,7 +239,7 @@ class _Reading:
             position += size
         if orphans:
             logger.error(
-                "nobody knows when %d delayed messages are due: their notes before offset %d of the arrivals are lost",
+                "%d delayed messages have no due time: their headers before offset %d of the arrival log are lost",
                 orphans,
                 block.next,
             )
@@ -242,23 +248,23 @@ class _Reading:
         self._done = 0
         self._note = None
         try:
-            note = decode_note(record)
+            header = decode_note(record)
         except BadNote as error:
-            logger.error("the arrivals' note at offset %d says nothing: %s", offset, error.reason)
+            logger.error("invalid arrival header at offset %d: %s", offset, error.reason)
             return
-        if note.records:
-            self._note = note
+        if header.records:
+            self._note = header
         if self._noted is not None:
-            self._noted(note, offset)
+            self._noted(header, offset)
 
     def _skip(self, count: int) -> None:
-        """Damage took these; a repair left a filler in their place."""
+        """Skip records that were lost by damage; a repair has replaced them with a filler."""
         self._done += count
         if self._note is not None and self._done >= self._note.records:
             self._note = None
 
     def _take(self, note: Note, data: bytes, position: int, offset: int, number: int) -> ArrivedBatch:
-        """The records of `note` from `position` on, up to the last of them or the end of the block."""
+        """Return the records of `header` from `position` on, up to the end of the block."""
         sizes, offsets, end = _columns(data, position, offset, note.records - self._done)
         dues = note.dues.part(self._done, self._done + len(sizes))
         self._done += len(sizes)
@@ -270,7 +276,10 @@ class _Reading:
 
 
 def _columns(data: bytes, position: int, offset: int, wanted: int) -> tuple[array[int], array[int], int]:
-    """(sizes, offsets, end) of at most `wanted` records from `position` on, which lies at `offset` of the log."""
+    """Return (sizes, offsets, end) of at most `wanted` records.
+
+    `position` in `data` is `offset` in the log.
+    """
     size = HEADER_SIZE + LENGTH.unpack_from(data, position)[0]
     if wanted == 1:
         return array("I", (size,)), array("Q", (offset,)), position + size
@@ -296,9 +305,10 @@ def _columns(data: bytes, position: int, offset: int, wanted: int) -> tuple[arra
 
 
 def note_before(log: Log, first_number: int) -> Note | None:
-    """The note of the batch whose first message has `first_number`: None where it is given up, or damaged.
+    """Return the header of the batch that starts with `first_number`.
 
-    For the answer to a batch that is sent again. In a worker. Raises OSError, Closed.
+    None if it is truncated or damaged. Used to reply to a batch that is sent again. In a worker. Raises OSError,
+    Closed.
     """
     if first_number <= log.first_ordinal or first_number > log.end_ordinal:
         return None
@@ -318,23 +328,27 @@ def _note_at(block: Block, position: int) -> Note | None:
         return None
 
 
-# Records of the arrivals, as firing wants them: by their offsets, each proven.
-#
-# A block that was not looked at before is read whole, and proven by its checksum. Of a proven one
-# single records are read, neighbours together, and proven by their own checksums.
+# Reading single records by offset.
 
 PROOFS_MAX: Final = 32
-"""More blocks are not proven in one call that must not wait: that is some two milliseconds' work, for a worker."""
+"""Maximum of blocks that are verified in a call that must not wait: about 2 ms.
+
+More are left to a worker.
+"""
 
 GAP_BYTES: Final = 4096
 GAP_BYTES_SLOW: Final = 16 << 10
-"""One read takes records up to this far apart: to copy what lies between costs less than another call, also where that
-would wait for the disk."""
+"""One read covers records up to this far apart.
+
+Copying the gap costs less than another call. The second value is for reads that may wait for the disk.
+"""
 
 HINT_MIN: Final = 64
 HINT_MAX: Final = 4096
-"""Read from the last record's beginning on, whose size is not known before: as much as the largest had in the call
-before, within these; what is larger costs a second read."""
+"""Bounds of the bytes that are read for the last record, because its size is not known.
+
+The largest record of the call before is assumed; a larger one costs a second read.
+"""
 
 NO_LIMIT: Final = 1 << 62
 
@@ -342,34 +356,38 @@ Found: TypeAlias = list[bytes | None]
 
 
 class ArrivedRecords:
-    """Records below the log's forced mark. One thread at a time; several may share what is `proven`."""
+    """Reads durable records by offset. One thread at a time; several readers may share `verified`.
+
+    A block that was not verified before is read as a whole and verified by its checksum. From a verified block single
+    records are read, neighbours together, and verified by their own checksums.
+    """
 
     def __init__(self, log: Log, proven: Proven | None = None) -> None:
         self._log = log
         self._proven = Proven() if proven is None else proven
         self._start = 0
         self._data = b""
-        """The block that was proven last."""
+        """The block that was verified last."""
         self._found: Found = []
         self._left = 0
-        """Bytes that are still wanted."""
+        """Bytes that may still be read."""
         self._gap = GAP_BYTES
         self._hint = HINT_MIN
         self._largest = 0
 
     def read(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> Found:
-        """The whole records that begin at these offsets; None for a damaged one, which the server's log names.
+        """Read the whole records at these offsets; None for a damaged one, which is logged.
 
-        Fewer where `bytes_max` is passed: the one with which it is comes last, and at least one comes. Fastest where
-        offsets rise. Raises BelowStart (given up), BeyondEnd (not forced, or no such offset), NotARecord, OSError,
-        Closed.
+        The result is shorter if `bytes_max` is reached, but has at least one record; the record that reaches the limit
+        is the last one. Fastest if offsets ascend. Raises BelowStart (truncated), BeyondEnd (not durable, or no such
+        offset), NotARecord, OSError, Closed.
         """
         found = self._read(offsets, bytes_max, False)
         assert found is not None, "a read that may wait answers"
         return found
 
     def read_cached(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> Found | None:
-        """As `read`; None where that would wait for the disk, take long, or must name damage."""
+        """Like `read`, but return None if that would wait for the disk, be slow, or must log damage."""
         return self._read(offsets, bytes_max, True)
 
     def _read(self, offsets: Sequence[int], bytes_max: int, cached: bool) -> Found | None:
@@ -399,7 +417,10 @@ class ArrivedRecords:
         return found
 
     def _prove(self, offset: int, cached: bool) -> bool:
-        """Reads the block that holds `offset`; False if that would wait for the disk, or the block is damaged."""
+        """Read and verify the block of `offset`.
+
+        Return False if that would wait, or the block is damaged.
+        """
         try:
             block = self._log.block_of_record(offset, cached=cached)
         except Corrupt as error:
@@ -413,7 +434,10 @@ class ArrivedRecords:
         return True
 
     def _cut(self, offsets: Sequence[int], index: int) -> int:
-        """Those from `index` on that lie in the block in memory; the index behind them."""
+        """Copy the records from `index` on that are in the current block.
+
+        Return the index after them.
+        """
         start, data, left, length = self._start, self._data, self._left, LENGTH.unpack_from
         size, count = len(data), len(offsets)
         while index < count and 0 <= (at := offsets[index] - start) < size and left > 0:
@@ -429,8 +453,10 @@ class ArrivedRecords:
         return index
 
     def _cut_unproven(self, offsets: Sequence[int], index: int, end: int, unproven: Bytes) -> int:
-        """The record at `index`, and neighbours behind it, of a proven block that ends at `end`; the index behind them.
-        The same index: its block has to be looked at."""
+        """Read the record at `index` and its neighbours from a verified block that ends at `end`.
+
+        Return the index after them; `index` itself if the whole block must be read.
+        """
         first = last = offsets[index]
         behind, count, limit = index + 1, len(offsets), min(end, first + self._left)
         while behind < count and last < offsets[behind] < limit and offsets[behind] - last < self._gap:
@@ -461,20 +487,19 @@ class ArrivedRecords:
                     self._largest = size
                 index += 1
         except Corrupt:
-            pass  # known damage, which the look at the block names
+            pass  # known damage: it is logged when the block is verified
         return index
 
 
 BLOCKS_MAX: Final = 65_536
-"""So many are remembered, some megabytes; with more, all are proven anew."""
+"""Maximum of remembered blocks, some megabytes; with more, the cache is cleared."""
 
 
 class Proven:
-    """Blocks of the arrivals whose checksum was right once: of these, records are read without the rest of the block.
+    """Blocks of the arrival log with a verified checksum. Thread-safe.
 
-    What lies in the file does not change any more, and a record's own checksum is looked at each time.
-
-    Any thread.
+    Single records can be read from them. The file does not change any more, and the checksum of each record is
+    verified at each read.
     """
 
     def __init__(self) -> None:
@@ -482,22 +507,22 @@ class Proven:
         self._starts: list[int] = []
         """Sorted."""
         self._ends: dict[int, int] = {}
-        """By start; it has each start before `_starts` does."""
+        """By start. A start is added here before it is added to `_starts`."""
 
     def end_of(self, offset: int) -> int:
-        """Where the proven block that holds `offset` ends; 0: it is not known to be proven."""
+        """Return the end of the verified block that contains `offset`; 0 if there is none."""
         starts, ends = self._starts, self._ends
         number = bisect_right(starts, offset) - 1
         end = ends.get(starts[number], 0) if number >= 0 else 0
         return end if offset < end else 0
 
     def add(self, start: int, end: int) -> None:
-        """The block has been proven."""
+        """Record that a block is verified."""
         with self._adding:
             if start in self._ends:
                 return
             if len(self._starts) >= BLOCKS_MAX:
-                # New ones, not emptied ones: somebody may be looking into these.
+                # Replace the collections instead of clearing them: another thread may be reading them.
                 self._starts, self._ends = [], {}
             self._ends[start] = end
             self._starts.insert(bisect_left(self._starts, start), start)

@@ -1,8 +1,4 @@
-"""Arrivals that are not sure yet: dues were given, or they are written, and a power cut could still take them.
-
-Nothing that is due behind one of them may fire: it could be one of those with the lower turn, and the highest turn
-that a partition has stands for everything below it.
-"""
+"""Arrivals that are not durable yet, from the assignment of due times to the fsync."""
 
 from array import array
 from collections import deque
@@ -12,7 +8,7 @@ from typing import NamedTuple
 
 
 class Near(NamedTuple):
-    """Messages as the wheel takes them; empty where all are due behind the horizon."""
+    """Messages as rows of the timing wheel; empty if all are due after the memory window."""
 
     dues: "array[int]"
     numbers: "array[int]"
@@ -21,7 +17,7 @@ class Near(NamedTuple):
 
 
 class Landed(NamedTuple):
-    """Messages for one target that are written. `ticket` is what was answered when dues were given to them."""
+    """Messages for one target that are written. `ticket`: from `begin_append`."""
 
     ticket: int
     key: int
@@ -34,7 +30,11 @@ class Landed(NamedTuple):
 
 
 class Ledger:
-    """See the module. `limit`: nothing from this due on may fire."""
+    """Tracks arrivals that a power failure could still undo.
+
+    Nothing that is due after one of them may fire: the arrival could have the lower turn, and the highest turn of a
+    partition implies all lower turns.
+    """
 
     def __init__(self) -> None:
         self._ticket = 0
@@ -42,16 +42,19 @@ class Ledger:
         self._heap: list[tuple[int, int]] = []
         self._written: deque[Landed] = deque()
         self.doubtful: dict[int, int] = {}
-        """Targets for which something is written that only a start can find out about: key -> its lowest due."""
+        """Targets with arrivals that only a start can resolve: log id -> lowest due time."""
         self.messages = 0
-        """In what is written and not known to be on the disk."""
+        """Messages that are written and not known to be durable."""
 
     def __len__(self) -> int:
         return len(self._lows)
 
     @property
     def limit(self) -> int | None:
-        """The lowest due of what is not sure; None: everything is."""
+        """The lowest due time of arrivals that are not durable: nothing from there on may fire.
+
+        None: all are.
+        """
         heap = self._heap
         while heap and heap[0][1] not in self._lows:
             heappop(heap)
@@ -59,39 +62,41 @@ class Ledger:
 
     @property
     def written(self) -> Landed | None:
-        """The last append that is written and not known to be on the disk."""
+        """The last append that is not known to be durable."""
         return self._written[-1] if self._written else None
 
     def expect(self, low: int) -> int:
-        """Dues were given, none below `low`; answers a ticket."""
+        """Record that due times were assigned, none below `low`; return a ticket."""
         self._ticket += 1
         self._lows[self._ticket] = low
         heappush(self._heap, (low, self._ticket))
         return self._ticket
 
     def failed(self, ticket: int) -> None:
-        """They are not written, and never will be."""
+        """Record that the messages are not written, and never will be."""
         self._lows.pop(ticket, None)
 
     def land(self, landed: Landed) -> None:
-        """They are written, behind all that landed before."""
+        """Record that messages are written, after all earlier ones."""
         self._written.append(landed)
         self.messages += landed.count
 
     @property
     def lowest(self) -> int | None:
-        """As `limit`, and no higher than what is doubtful."""
+        """The lowest due time of arrivals that are not durable, or uncertain."""
         return min([low for low in (self.limit, *self.doubtful.values()) if low is not None], default=None)
 
     def give_up(self) -> None:
-        """The log has stopped: what is written and not forced may be there behind a start, or not. Until then it holds
-        back its own targets only."""
+        """Handle that the log has stopped: a start decides which arrivals exist.
+
+        Until then only their targets wait.
+        """
         for landed in self._written:
             if self._lows.pop(landed.ticket, None) is not None:
                 self.doubtful[landed.key] = min(landed.low, self.doubtful.get(landed.key, landed.low))
 
     def forced(self, offset: int) -> Iterator[Landed]:
-        """What is sure now that the log is forced up to `offset`, in order."""
+        """Yield the arrivals that are durable now that the log is durable up to `offset`, in order."""
         while self._written and self._written[0].end_offset <= offset:
             landed = self._written.popleft()
             self._lows.pop(landed.ticket, None)

@@ -1,8 +1,8 @@
-"""What the arrivals teach: who has sent what, which messages are cancelled, and which were given another turn.
+"""State derived from the arrival log.
 
-A pure fold over the blocks of the log (`journal.log.checkpoint.State`). What was appended while the broker runs is
-entered by `enter` and by whoever records the producers' batches: both leave what a recovery from the same blocks
-leaves.
+Producer sequences, cancelled messages and rescheduled messages. Recovery applies the blocks of the log
+(`journal.log.checkpoint.State`). While the broker runs, `apply_header` and the recorder of the producers' batches have
+the same effect as a recovery from the same blocks.
 """
 
 from __future__ import annotations
@@ -26,46 +26,52 @@ from tfmq.delay.due_time import WORD, word_bytes, words
 logger = logging.getLogger("tfmq.delay")
 
 SNAPSHOT_VERSION: Final = 1
-SNAPSHOT_NAME: Final = "the snapshot of the arrivals"
+SNAPSHOT_NAME: Final = "the snapshot of the arrival log"
 
 CANCELLED_MAX: Final = 1 << 24
-"""Cancelled and rescheduled messages that are remembered, 128 MiB and 384 MiB of them: then no more are accepted."""
+"""Maximum of cancelled and rescheduled messages, 128 MiB and 384 MiB of memory.
+
+With more, changes are rejected.
+"""
 BYTES_MAX: Final = 768 << 20
-"""Memory for them: what lies far apart in time takes more than what lies together."""
+"""Maximum memory for them.
+
+Messages with distant due times need more than those close together.
+"""
 FORGET_SPANS: Final = 4096
 FORGET_MS: Final = 1 << 22
-"""With more spans than that it is looked only so often what can be forgotten: each of them is looked at."""
+"""Interval of expiry with more than EXPIRY_SPANS_MAX spans. Expiry examines each span."""
 
 
 class Streams(Protocol):
-    """The rule of contiguous sequences: tfmq.broker.producer_state."""
+    """Producer states, which check for contiguous sequences: `tfmq.broker.producer_state`."""
 
     def load(self, data: bytes) -> None: ...
 
     def dump(self) -> bytes: ...
 
     def apply_runs(self, control: Control, found: Iterable[tuple[int, Run]]) -> None:
-        """The runs of one block, each with the ordinal of its first record."""
+        """Apply the runs of one block, each with the ordinal of its first record."""
         ...
 
 
 class ArrivalState:
-    """See the module. `producers` begins as it is without a snapshot."""
+    """The state of the arrival log. `producers` is in its initial state."""
 
     def __init__(self, producers: Streams) -> None:
         self.producers = producers
         self.cancelled = Cancelled()
         self.rescheduled = Rescheduled()
         self._looked = 0
-        """Up to where it was looked what can be forgotten."""
+        """Due time up to which expiry was checked."""
         self._copies = 0
-        """Records of a reschedule that are still to come in the append: they are nobody's sequence."""
+        """Records of a reschedule that follow in the append: they have no producer sequence."""
         self._next = -1
-        """Where the next block of an append begins; -1 between two."""
+        """Offset where the next block of an append begins; -1 between two appends."""
 
     @property
     def full(self) -> bool:
-        """Whether no message may be cancelled or rescheduled before some are forgotten."""
+        """Whether cancels and reschedules must be rejected until old ones expire."""
         return self.cancelled.count >= CANCELLED_MAX or self._size_bytes >= BYTES_MAX
 
     @property
@@ -73,7 +79,7 @@ class ArrivalState:
         return self.cancelled.size_bytes + self.rescheduled.size_bytes
 
     def enter(self, note: Note, first_number: int) -> None:
-        """The note is in the log, and its first record, if it has any, has `first_number`."""
+        """Apply a header; `first_number` is the number of its first record, if it has any."""
         if note.kind == CANCEL:
             for due, number in zip(*note.old, strict=True):
                 self.cancelled.add(due, number)
@@ -85,10 +91,11 @@ class ArrivalState:
                     self.rescheduled.add(due, number, (new_due, new_number))
 
     def forget_before(self, due: int) -> int:
-        """Drops what was due in spans (see `Cancelled`) that end at `due` or before; how many cancelled messages.
+        """Expire what was due in spans that end at `due` or before.
 
-        A span stays as long as a handle of it leads to a message that was rescheduled and is due later, unless half
-        of all that may be remembered is taken: a message that is moved on again and again must not fill the rest.
+        Return how many cancelled messages. A span is kept as long as one of its handles leads to a message that was
+        rescheduled and is due later. The exception is when half of the maximum is in use: messages that are
+        rescheduled again and again must not use up the rest.
         """
         many = len(self.cancelled) > FORGET_SPANS
         if due >> SPAN_BITS == self._looked >> SPAN_BITS or (many and due - self._looked < FORGET_MS):
@@ -103,7 +110,7 @@ class ArrivalState:
     # journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
-        """Starts from a snapshot; b"" is an empty one. Raises ValueError, NewerFormat."""
+        """Restore a snapshot; b"" is an empty one. Raises ValueError, NewerFormat."""
         self._copies, self._next = 0, -1
         producers = cancelled = rescheduled = b""
         if data:
@@ -120,12 +127,15 @@ class ArrivalState:
         self.rescheduled.load(rescheduled)
 
     def dump(self) -> bytes:
-        """A snapshot: version, then the producers', the cancelled and the rescheduled messages' own dumps."""
+        """Return a snapshot.
+
+        Version, then those of the producers, cancelled and rescheduled messages.
+        """
         parts = (self.producers.dump(), self.cancelled.dump(), self.rescheduled.dump())
         return bytes(msgpack.packb((SNAPSHOT_VERSION, *parts)))
 
     def apply(self, block: Block) -> None:
-        """One more block of the log, in order, during recovery."""
+        """Apply the next block of the log, during recovery."""
         if block.offset != self._next:
             self._copies = 0
         self._next = block.next if block.control.more_follows else -1
@@ -143,17 +153,20 @@ class ArrivalState:
         start = offset - block.offset
         record = block.data[start : start + HEADER_SIZE + LENGTH.unpack_from(block.data, start)[0]]
         try:
-            note = decode_note(record)
+            header = decode_note(record)
         except BadNote as error:
-            # The block is as it was written, or repaired by the operator's word: what it said is lost.
-            logger.error("the arrivals' note at offset %d says nothing: %s", offset, error.reason)
+            # The block is valid, so the header was written like this, or replaced by a repair: its contents are lost.
+            logger.error("invalid arrival header at offset %d: %s", offset, error.reason)
             return
-        self.enter(note, ordinal + 1)
-        self._copies = note.records if note.kind == RESCHEDULE else 0
+        self.enter(header, ordinal + 1)
+        self._copies = header.records if header.kind == RESCHEDULE else 0
 
 
 def numbered_runs(block: Block) -> list[tuple[int, Run]]:
-    """The runs of a block, each with the ordinal of its first record; fillers stand for as many as they say."""
+    """Return the runs of a block, each with the ordinal of its first record.
+
+    Fillers count as they declare.
+    """
     found = runs(block)
     ordinal = block.control.first_ordinal
     if sum(run.count for run in found) != block.control.records:
@@ -175,7 +188,10 @@ def _numbered_by_walk(block: Block, found: list[Run]) -> list[tuple[int, Run]]:
 
 
 def _bytes(fields: list[Any]) -> tuple[bytes, bytes, bytes]:
-    """The parts of a snapshot; what a later version adds behind them is left out. Raises ValueError."""
+    """Return the parts of a snapshot; those that a later version adds are ignored.
+
+    Raises ValueError.
+    """
     parts = fields[:3]
     if len(parts) != 3 or not all(isinstance(part, bytes) for part in parts):
         raise ValueError(f"{SNAPSHOT_NAME} has other parts than it should have")
@@ -184,23 +200,25 @@ def _bytes(fields: list[Any]) -> tuple[bytes, bytes, bytes]:
 
 
 SPAN_BITS: Final = 16
-"""A span is 2^16 ms, as the smallest bucket that is not split."""
+"""A span is 2^16 ms, like the smallest bucket that is not split."""
 
 RECENT_MIN: Final = 256
 RECENT_PART: Final = 16
-"""So many numbers, or this part of the sorted ones, wait in a set before they are sorted in: then adding one costs
-the same whether there are ten or ten million."""
+"""Numbers in a set before they are merged into the sorted ones, or as a part of those.
+
+So adding costs the same for ten and for ten million numbers.
+"""
 
 LOOK_MAX: Final = 64
-"""So many spans are looked at for a quick answer about a stretch of time."""
+"""Maximum of spans that are checked for a range of due times."""
 CANCELLED_SPAN_BYTES: Final = 256
-"""What a span takes in memory beside its numbers: where they lie far apart, that is the most of it."""
+"""Memory of a span beside its numbers: most of it, if due times are far apart."""
 
 _ROW: Final = Struct(">QQ")
 
 
 class _CancelledSpan:
-    """The numbers of one span: sorted; of many, the newest in a set."""
+    """The numbers in one span: a sorted array; if there are many, the newest in a set."""
 
     __slots__ = ("_recent", "_sorted")
 
@@ -214,12 +232,12 @@ class _CancelledSpan:
     def __contains__(self, number: int) -> bool:
         if self._recent is not None and number in self._recent:
             return True
-        column = self._sorted  # looked at second: what leaves the set is in here before
+        column = self._sorted  # read second: numbers are added here before they are removed from the set
         at = bisect_left(column, number)
         return at < len(column) and column[at] == number
 
     def add(self, number: int) -> bool:
-        """Whether it is new."""
+        """Add a number; return whether it is new."""
         if number in self:
             return False
         if self._recent is None:
@@ -235,7 +253,7 @@ class _CancelledSpan:
         return True
 
     def numbers(self) -> array[int]:
-        """All of them, sorted."""
+        """Return all numbers, sorted."""
         if self._recent:
             before, merged, start = self._sorted, array("Q"), 0
             for number in sorted(self._recent):
@@ -250,15 +268,13 @@ class _CancelledSpan:
 
 
 class Cancelled:
-    """Which delayed messages will not be delivered: 8 bytes each, by the span of time in which they were due.
+    """Delayed messages that will not be delivered: 8 bytes each, by the span of their due times.
 
-    A number is kept as long as some file may hold its message, and until nobody needs the exact answer any more;
-    whoever knows both calls `forget`. The spans are those of the smallest buckets, so that what was asked for a
-    bucket's messages is one look at one span.
+    A number is kept as long as a file may contain its message or its state may be queried; the caller knows both and
+    calls `expire_spans`. Spans are as long as the smallest buckets, so a check for the messages of a bucket is one
+    lookup.
 
-    One thread changes it; others may ask whether a message is cancelled meanwhile.
-
-    `(due, number) in cancelled` asks for one message.
+    One thread changes it; others may test `(due, number) in cancelled` meanwhile.
     """
 
     def __init__(self) -> None:
@@ -266,7 +282,7 @@ class Cancelled:
         self.count = 0
 
     def __len__(self) -> int:
-        """Spans in which any is."""
+        """Number of spans with a cancelled message."""
         return len(self._spans)
 
     def __contains__(self, turn: tuple[int, int]) -> bool:
@@ -274,7 +290,7 @@ class Cancelled:
         return span is not None and turn[1] in span
 
     def add(self, due: int, number: int) -> bool:
-        """The message will not be delivered; whether that is new."""
+        """Add a message; return whether it is new."""
         span = self._spans.get(due >> SPAN_BITS)
         if span is None:
             span = self._spans[due >> SPAN_BITS] = _CancelledSpan(array("Q"))
@@ -283,10 +299,9 @@ class Cancelled:
         return new
 
     def any_between(self, low: int, high: int) -> bool:
-        """Whether a message of the spans from the due time `low` to `high` (both among them) may be cancelled.
+        """Return whether a message due in [low, high] may be cancelled; whole spans are checked.
 
-        False needs no look at single messages, and the answer costs the same however many are cancelled: where both
-        the stretch and the spans are many, it is True.
+        False is exact. The cost is bounded: if the range and the spans are many, the result is True.
         """
         first, last = low >> SPAN_BITS, high >> SPAN_BITS
         if last - first < LOOK_MAX:
@@ -295,15 +310,15 @@ class Cancelled:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it takes, about."""
+        """Approximate memory in use."""
         return CANCELLED_SPAN_BYTES * len(self._spans) + WORD * self.count
 
     def ended(self, due: int) -> list[int]:
-        """The first due times of the spans that end at `due` or before, in no order."""
+        """Return the first due times of the spans that end at `due` or before, unsorted."""
         return [span << SPAN_BITS for span in self._spans if (span + 1) << SPAN_BITS <= due]
 
     def forget(self, starts: Iterable[int]) -> int:
-        """Drops the spans that begin at these due times; how many messages are forgotten."""
+        """Remove the spans that begin at these due times; return how many messages they had."""
         before = self.count
         for start in starts:
             span = self._spans.pop(start >> SPAN_BITS, None)
@@ -311,7 +326,7 @@ class Cancelled:
         return before - self.count
 
     def load(self, data: bytes) -> None:
-        """Starts from what `dump` gave; b"" is empty. Raises ValueError."""
+        """Restore the result of `dump`; b"" is empty. Raises ValueError."""
         self._spans.clear()
         self.count = position = 0
         while position < len(data):
@@ -321,13 +336,13 @@ class Cancelled:
             position += _ROW.size
             column = data[position : position + 8 * count]
             if len(column) != 8 * count or span in self._spans:
-                raise ValueError(f"the cancelled messages of the span {span} are not as many as it says")
+                raise ValueError(f"the cancelled messages of the span {span} do not match their count")
             self._spans[span] = _CancelledSpan(words(column))
             self.count += count
             position += len(column)
 
     def dump(self) -> bytes:
-        """Rows by span: span u64, count u64, the numbers sorted; big-endian."""
+        """Encode rows by span: span u64, count u64, the numbers sorted; big-endian."""
         rows: list[bytes] = []
         for span, held in sorted(self._spans.items()):
             rows += [_ROW.pack(span, len(held)), word_bytes(held.numbers())]
@@ -335,13 +350,16 @@ class Cancelled:
 
 
 COLUMNS: Final = 3
-"""Old number, new due time, new number."""
+"""Columns: old number, new due time, new number."""
 RESCHEDULED_SPAN_BYTES: Final = 1024
-"""What a span takes in memory beside its messages."""
+"""Memory of a span beside its messages."""
 STRIDE: Final = 64
-"""A way of more steps is remembered: who moves a message by its first handle again and again does not walk it all."""
+"""Longer chains are cached.
+
+Repeated reschedules by the first handle need not follow the whole chain.
+"""
 SHORTCUTS_MAX: Final = 65_536
-"""So many of them; with more, all are found anew."""
+"""Maximum of cached chains; with more, the cache is cleared."""
 
 
 Turn = tuple[int, int]
@@ -349,7 +367,7 @@ Turn = tuple[int, int]
 
 
 class _RescheduledSpan:
-    """The messages of one span by their old numbers: most of them sorted, the newest in a dict."""
+    """Messages of one span by their old numbers: most in sorted arrays, the newest in a dict."""
 
     __slots__ = ("_columns", "_recent", "targets")
 
@@ -357,7 +375,7 @@ class _RescheduledSpan:
         self._columns = columns or (array("Q"), array("Q"), array("Q"))
         self._recent: dict[int, Turn] = {}
         self.targets = {due >> SPAN_BITS for due in self._columns[1]}
-        """The spans to which its messages were moved."""
+        """The spans that messages were moved to."""
 
     def __len__(self) -> int:
         return len(self._columns[0]) + len(self._recent)
@@ -365,14 +383,16 @@ class _RescheduledSpan:
     def get(self, number: int) -> Turn | None:
         if (turn := self._recent.get(number)) is not None:
             return turn
-        olds, dues, numbers = self._columns  # looked at second: what leaves the dict is in here before
+        olds, dues, numbers = (
+            self._columns
+        )  # read second: rows are added here before they are removed from the dict
         at = bisect_left(olds, number)
         if at < len(olds) and olds[at] == number:
             return dues[at], numbers[at]
         return None
 
     def add(self, number: int, turn: Turn) -> bool:
-        """Whether it is new; the first answer stays."""
+        """Add a message; return whether it is new. An existing entry is not changed."""
         if self.get(number) is not None:
             return False
         self._recent[number] = turn
@@ -382,7 +402,7 @@ class _RescheduledSpan:
         return True
 
     def columns(self) -> tuple[array[int], array[int], array[int]]:
-        """All of them, sorted by the old number."""
+        """Return all columns, sorted by the old number."""
         if self._recent:
             before, start = self._columns, 0
             merged = (array("Q"), array("Q"), array("Q"))
@@ -401,31 +421,33 @@ class _RescheduledSpan:
 
 
 class Rescheduled:
-    """Which delayed messages were given another turn, so that a repeat gets the first answer and an old handle still
-    works.
+    """New turns of rescheduled messages.
 
-    24 bytes each, by the span in which the old one was due; kept and forgotten together with `Cancelled`, where every
-    old one is too.
+    They give repeated requests the same result and keep old handles valid. 24 bytes each, by the span of the old due
+    time. Entries are kept and expire together with `CancelledMessages`, which contains every old turn, too.
     """
 
     def __init__(self) -> None:
         self._spans: dict[int, _RescheduledSpan] = {}
         self._shortcuts: dict[Turn, Turn] = {}
-        """From turns to where they led when that was asked."""
+        """Cached ends of long chains, by turn."""
         self.count = 0
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it takes, about."""
+        """Approximate memory in use."""
         return RESCHEDULED_SPAN_BYTES * len(self._spans) + COLUMNS * WORD * self.count
 
     def get(self, due: int, number: int) -> Turn | None:
-        """The turn that this one was given instead; None if none is known. It may have been moved on since."""
+        """Return the turn that replaced this one, None if there is none.
+
+        It may have been replaced since.
+        """
         span = self._spans.get(due >> SPAN_BITS)
         return span.get(number) if span is not None else None
 
     def latest(self, due: int, number: int) -> Turn:
-        """Where the message is now, by all that is known: its own turn if it was never moved."""
+        """Return the latest turn of a message: its own if it was never rescheduled."""
         turn, steps, passed = (due, number), 0, [(due, number)]
         while (moved := self._shortcuts.get(turn) or self.get(*turn)) is not None:
             turn, steps = moved, steps + 1
@@ -438,15 +460,20 @@ class Rescheduled:
         return turn
 
     def add(self, due: int, number: int, turn: Turn) -> bool:
-        """The message waits for `turn` from now on; whether that is new. New numbers are higher than old ones."""
+        """Add a message with its new turn; return whether it is new.
+
+        New numbers are higher than old ones.
+        """
         span = self._spans.setdefault(due >> SPAN_BITS, _RescheduledSpan())
         new = span.add(number, turn)
         self.count += new
         return new
 
     def over(self, starts: Iterable[int], before: int) -> list[int]:
-        """Those of the spans that begin at `starts` from which no handle leads, in however many steps, to a message
-        that is due at `before` or later."""
+        """Return those of the spans that may expire.
+
+        That is if all their handles lead, in any number of steps, to messages due before `before`.
+        """
         spans = {start >> SPAN_BITS for start in starts}
         leads_to: dict[int, list[int]] = {}
         held: list[int] = []
@@ -464,7 +491,7 @@ class Rescheduled:
         return sorted(span << SPAN_BITS for span in spans)
 
     def forget(self, starts: Iterable[int]) -> int:
-        """Drops the spans that begin at these due times; how many messages are forgotten."""
+        """Remove the spans that begin at these due times; return how many messages they had."""
         before = self.count
         for start in starts:
             span = self._spans.pop(start >> SPAN_BITS, None)
@@ -474,7 +501,7 @@ class Rescheduled:
         return before - self.count
 
     def load(self, data: bytes) -> None:
-        """Starts from what `dump` gave; b"" is empty. Raises ValueError."""
+        """Restore the result of `dump`; b"" is empty. Raises ValueError."""
         self._spans.clear()
         self._shortcuts.clear()
         self.count = position = 0
@@ -486,14 +513,17 @@ class Rescheduled:
             size = WORD * count
             columns = [data[position + n * size : position + (n + 1) * size] for n in range(COLUMNS)]
             if len(columns[-1]) != size or span in self._spans:
-                raise ValueError(f"the rescheduled messages of the span {span} are not as many as it says")
+                raise ValueError(f"the rescheduled messages of the span {span} do not match their count")
             olds, dues, numbers = map(words, columns)
             self._spans[span] = _RescheduledSpan((olds, dues, numbers))
             self.count += count
             position += COLUMNS * size
 
     def dump(self) -> bytes:
-        """Rows by span: span u64, count u64, old numbers sorted, new due times, new numbers; big-endian."""
+        """Encode rows by span: span u64, count u64, old numbers sorted, new due times, new numbers.
+
+        Big-endian.
+        """
         rows: list[bytes] = []
         for span, held in sorted(self._spans.items()):
             rows += [_ROW.pack(span, len(held)), *map(word_bytes, held.columns())]

@@ -1,1 +1,1 @@
-"""Buckets: files of delayed messages that are due in one range of time."""
+"""Buckets: files of delayed messages, each for one range of due times."""

@@ -1,9 +1,4 @@
-"""One bucket: the delayed messages that are due in one span of time, in a file that grows by chunks.
-
-Reading may run in any thread, beside a chunk being added. Nothing that is read is used unproven: columns by their
-chunk's checksum, a record by its own, which also says whose it is. What is damaged is named in `damage`, and the rest
-is served.
-"""
+"""One bucket file, and the cache of open bucket files."""
 
 from __future__ import annotations
 
@@ -43,27 +38,37 @@ from tfmq.delay.buckets.format import (
 logger = logging.getLogger("tfmq.delay")
 
 WINDOW_BYTES: Final = 256 << 10
-"""One read takes records up to this far apart: what lies between costs less than another call."""
+"""One read covers records up to this far apart.
+
+Reading the gap costs less than another call.
+"""
 GAP_BYTES: Final = 4096
-"""The same for what is in memory."""
+"""The same for cached data."""
 TAIL_MIN: Final = 128
 TAIL_MAX: Final = 4096
-"""Read from the last record's beginning on, whose size is not known before: as much as the largest had in the call
-before, within these; a larger one costs a second read."""
+"""Bounds of the bytes that are read for the last record, because its size is not known.
+
+The largest record of the call before is assumed; a larger one costs a second read.
+"""
 SCAN_BYTES: Final = 1 << 20
-"""Read at a time, when the next chunk behind damage is looked for."""
+"""Bytes read at once to find the next chunk after damage."""
 ALL_BYTES: Final = sys.maxsize
-"""No bound on what one call reads."""
+"""No limit for the bytes of one call."""
 DAMAGE_MAX: Final = 1000
-"""Damaged places that are remembered of a bucket; all are logged."""
+"""Maximum of damaged ranges that a bucket stores; all are logged."""
 
 Found: TypeAlias = list[bytes | None]
 Pread = Callable[[int, int], "bytes | bytearray | None"]
-"""pread(size, position): None where it would wait."""
+"""pread(size, position): None if it would block."""
 
 
 class Bucket:
-    """See the module. `slot` names it in locators; `size` bytes and `count` messages belong to it."""
+    """A file with the delayed messages that are due in one time span. It grows by chunks.
+
+    Reads may run in any thread, also while a chunk is added. All data is verified before use: columns by the checksum
+    of their chunk, a record by its own checksum, which also covers its number. Damage is recorded in `damage`; the
+    rest is served. `bucket_id`: its id in locators. `size`, `count`: bytes and messages that belong to it.
+    """
 
     def __init__(
         self, folder: str, identity: Identity, span: Span, slot: int, size: int, count: int, dead: int = 0
@@ -76,21 +81,23 @@ class Bucket:
         self.identity = identity
         self.seed = seed_of(identity, span)
         self.dead = dead
-        """So many of the messages nobody waits for any more: they were cancelled, or moved, or their topic is gone. It
-        does not change while files are worked on (`tfmq.delay.cancelled_rows`)."""
+        """Messages that are not pending any more: cancelled, rescheduled, or with a deleted topic.
+
+        Constant while files are changed (`tfmq.delay.cancelled_rows`).
+        """
         self.damage: list[Corrupt] = []
-        """What could not be read so far."""
+        """Damage found so far."""
         self._hint = TAIL_MIN
         self.is_quiet = False
-        """Whether damage is only noted: whoever looks at the files offline tells it himself."""
+        """Do not log damage: offline tools report it."""
 
     def __repr__(self) -> str:
         return f"<Bucket {self.path}>"
 
-    # Columns.
+    # Columns
 
     def load(self, files: OpenFiles) -> Iterator[Columns]:
-        """The columns of one chunk after the other, without what is damaged. Raises NewerFormat, OSError."""
+        """Yield the columns of each chunk, without damaged ones. Raises NewerFormat, OSError."""
         with files.use(self.path) as file:
             for part in self.parts(file):
                 if isinstance(part, Corrupt):
@@ -105,7 +112,7 @@ class Bucket:
                     yield columns
 
     def tables(self, files: OpenFiles) -> Iterator[Sequence[Target]]:
-        """Where the messages of each chunk go, without a proof: to know whether it is worth to load it.
+        """Yield the unverified targets of each chunk, to decide whether it should be loaded.
 
         Raises NewerFormat, OSError.
         """
@@ -116,7 +123,10 @@ class Bucket:
                     yield decode_table(bytes(data)) or ()
 
     def parts(self, file: File) -> Iterator[Chunk | Corrupt]:
-        """The heads of all chunks, and what of the file has none. Raises NewerFormat, OSError."""
+        """Yield the heads of all chunks, and ranges of the file without a head.
+
+        Raises NewerFormat, OSError.
+        """
         size = self.size
         try:
             self._check_head(file.pread(HEAD_SIZE, 0))
@@ -136,7 +146,7 @@ class Bucket:
                 yield chunk
                 position = chunk.next
         if position < self.size:
-            yield Corrupt(self.path, position, self.size, "the file is shorter than it was")
+            yield Corrupt(self.path, position, self.size, "the file is shorter than its listed size")
 
     def _check_head(self, data: bytes) -> None:
         found = decode_head(data, self.path)
@@ -152,7 +162,10 @@ class Bucket:
         return chunk
 
     def _find(self, file: File, position: int, size: int) -> int:
-        """Where the next whole head of a chunk begins, at `position` or behind; the end if there is none."""
+        """Return the position of the next valid chunk head from `position` on.
+
+        `size` if there is none.
+        """
         while position < size:
             data = file.pread(min(SCAN_BYTES, size - position), position)
             at = data.find(CHUNK_MAGIC)
@@ -166,12 +179,12 @@ class Bucket:
             position += max(len(data) - len(CHUNK_MAGIC) + 1, 1)
         return size
 
-    # Records.
+    # Records
 
     def read(
         self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
     ) -> Found:
-        """As `Buckets.read`."""
+        """Read records, see `BucketStore.read`."""
         with files.use(self.path) as file:
             found = self._read(positions, numbers, bytes_max, file.pread, WINDOW_BYTES)
             assert found is not None
@@ -180,7 +193,7 @@ class Bucket:
     def read_cached(
         self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
     ) -> Found | None:
-        """As `Buckets.read_cached`."""
+        """Read cached records, see `BucketStore.read_cached`."""
         with files.use_open(self.path) as file:
             if file is None:
                 return None
@@ -224,7 +237,7 @@ class Bucket:
         record = data[begin:end]
         if end > len(data):
             if end - begin > RECORD_SIZE_MAX or first + end > self.size:
-                return self._bad(first + at, "its length makes no sense")
+                return self._bad(first + at, "its length is invalid")
             rest = pread(end - begin, first + begin)
             if rest is None:
                 return WAITS
@@ -241,7 +254,7 @@ class Bucket:
         return None
 
     def note(self, error: Corrupt) -> None:
-        """Remembers and tells what is damaged, each place once."""
+        """Record damage, and log it unless `is_quiet`; each range once."""
         if any(known.first == error.first and known.reason == error.reason for known in self.damage):
             return
         if not self.is_quiet:
@@ -251,11 +264,11 @@ class Bucket:
 
 
 WAITS: Final = b""
-"""Instead of a record: the rest of it is not in memory. No record is empty."""
+"""Returned instead of a record if reading its rest would block. No record is empty."""
 
 
 def _window(positions: Sequence[int], start: int, gap: int) -> int:
-    """Up to which index one read serves the records from `start` on."""
+    """Return the index after the last record that is read together with the one at `start`."""
     end, last = start + 1, positions[start]
     limit, count = last + WINDOW_BYTES, len(positions)
     while end < count and last <= positions[end] < limit and positions[end] - last < gap:
@@ -265,7 +278,7 @@ def _window(positions: Sequence[int], start: int, gap: int) -> int:
 
 
 OPEN_MAX: Final = 64
-"""Descriptors for buckets that nobody uses just now: most reads are of the few that are due."""
+"""Unused bucket files that stay open. Most reads are of the few buckets that are due."""
 
 
 class _Opened:
@@ -277,11 +290,9 @@ class _Opened:
 
 
 class OpenFiles:
-    """The open files of the buckets: a few, whatever the count of buckets; the one that was not used longest is closed.
+    """A cache of open bucket files; the least recently used one is closed. Thread-safe.
 
-    A file with unforced bytes is never closed. Any thread.
-
-    `limit`: how many unused ones stay open.
+    A file with data that is not durable is never closed. `limit`: how many unused files stay open.
     """
 
     def __init__(self, disk: Disk, limit: int = OPEN_MAX) -> None:
@@ -289,13 +300,16 @@ class OpenFiles:
         self._limit = limit
         self._lock = Lock()
         self._files: dict[str, _Opened] = {}
-        """By path; the one that was used last is the last."""
+        """By path, the most recently used one last."""
         self._forgotten = 0
-        """Counts: a file that was opened meanwhile may be another one by now."""
+        """Counts evictions.
+
+        The path of a file that is being opened may belong to another file by now.
+        """
 
     @contextmanager
     def use(self, path: str) -> Iterator[File]:
-        """The file, open for the time of the block. Raises Full (no descriptor left), OSError."""
+        """Context manager: the open file. Raises Full (no file descriptor left), OSError."""
         opened = self._known(path)
         while opened is None:
             opened = self._open(path)
@@ -306,7 +320,7 @@ class OpenFiles:
 
     @contextmanager
     def use_open(self, path: str) -> Iterator[File | None]:
-        """As `use`; None where it would have to be opened, which may wait for the disk."""
+        """Like `opened`, but None if the file is not open: opening it could block."""
         opened = self._known(path)
         try:
             yield None if opened is None else opened.file
@@ -315,7 +329,7 @@ class OpenFiles:
                 self._give(path, opened)
 
     def forget(self, path: str) -> None:
-        """The file is about to go, or to be another one: it is closed when nobody uses it."""
+        """Remove a file that will be deleted or replaced; close it as soon as it is unused."""
         with self._lock:
             self._forgotten += 1
             opened = self._files.pop(path, None)
@@ -323,7 +337,7 @@ class OpenFiles:
                 opened.file.close()
 
     def close(self) -> None:
-        """Closes all."""
+        """Close all files."""
         for path in list(self._files):
             self.forget(path)
 
@@ -336,7 +350,7 @@ class OpenFiles:
             return opened
 
     def _open(self, path: str) -> _Opened | None:
-        """None: somebody opened it, or something was forgotten meanwhile: once more."""
+        """Open the file. Return None if the caller must retry, because of an eviction meanwhile."""
         before = self._forgotten
         file = self.disk.open_read(path)
         with self._lock:
@@ -359,5 +373,8 @@ class OpenFiles:
 
 
 def keep_open(file: File) -> None:
-    """Its force failed, or was never tried: closing it could swallow the error, so it stays open to the end."""
+    """Never close a file whose fsync failed or was not tried.
+
+    Closing it could swallow the error.
+    """
     KEPT_OPEN.append(file)

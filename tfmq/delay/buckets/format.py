@@ -1,14 +1,15 @@
-"""The format of a bucket: a head of 36 bytes, then chunks. docs/formats/bucket.md is the page of this format.
+"""The format of a bucket: a head of 36 bytes, then chunks.
 
+Specified in docs/formats/bucket.md.
     head    magic "TFDB" | version u16 | exponent u8 | zero u8 | store id u64 | salt u64 | start u64 | CRC-32 u32
     chunk   magic "TFDC" | size u32 | count u32 | table size u32 | arrivals u64 | columns CRC u32 | head CRC u32
             columns: dues u64[] | numbers u64[] | targets u32[] | sizes u32[] | flags u8[]
-            table: log id u64 | size u8 | topic, as often as it says
+            table: log id u64 | size u8 | topic, repeated up to the table size
             records: CRC-32 u32 | record, `count` times
 
-All numbers are big-endian. The sums of a chunk begin at a seed made of what the head says, its head's sum also covers
-where it lies: no message can imitate a chunk, no chunk is taken for one of another file. What does not add up raises
-`Corrupt`, a higher version `NewerFormat`, and nothing else.
+All integers are big-endian. The checksums of a chunk start from a seed derived from the bucket head, and the head
+checksum also covers the chunk's position: no message can imitate a chunk, and no chunk is accepted in another file.
+Invalid data raises `Corrupt`, a higher version `NewerFormat`, and nothing else is raised.
 """
 
 from __future__ import annotations
@@ -43,28 +44,34 @@ POSITION: Final = Struct(">Q")
 SUM: Final = Struct(">I")
 
 CHUNK_BYTES: Final = 4 << 20
-"""Messages are gathered up to this for a chunk: columns worth reading by themselves, and no step of a split or load
-that keeps other threads waiting for long."""
+"""Size up to which messages are collected for a chunk.
+
+Large enough that columns are worth a read of their own, small enough that no step of a split or load delays other
+threads.
+"""
 CHUNK_BYTES_MAX: Final = RECORD_SIZE_MAX + (16 << 20)
-"""No chunk is larger, with the largest record in it: a damaged size cannot ask for gigabytes."""
+"""Maximum size of a chunk, with the largest record: a damaged size cannot request gigabytes."""
 TABLE_BYTES_MAX: Final = 1 << 20
-"""A chunk goes to so many bytes of targets at most; more of them make a new chunk."""
+"""Maximum bytes of the target table of a chunk; more targets start a new chunk."""
 
 SUFFIX: Final = ".bucket"
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9]{2})\.bucket")
 
 
 class Identity(NamedTuple):
-    """Whose buckets they are. The salt is random and told to nobody, so no message can hold a chunk's sums."""
+    """The identity of a bucket store.
+
+    The salt is random and secret: no message can contain valid chunk checksums.
+    """
 
     store_id: int
     salt: int
 
 
 class Chunk(NamedTuple):
-    """The head of a chunk at `position` of its file, `size` bytes in all; columns of `count` messages and a table.
+    """The head of the chunk at `position`: `size` bytes, columns of `count` messages, a table.
 
-    `arrivals`: the bucket holds what lies before this offset of the arrivals, as far as it was pending then.
+    `arrival_offset`: the bucket contains what was before this offset of the arrival log, as far as it was pending then.
     """
 
     position: int
@@ -76,62 +83,65 @@ class Chunk(NamedTuple):
 
     @property
     def columns_size(self) -> int:
-        """Bytes of columns and table, behind the head."""
+        """Bytes of columns and table, which follow the head."""
         return ENTRY_SIZE * self.count + self.table_size
 
     @property
     def table(self) -> int:
-        """Where in the file the table begins."""
+        """Position of the table in the file."""
         return self.position + CHUNK_SIZE + ENTRY_SIZE * self.count
 
     @property
     def records(self) -> int:
-        """Where in the file the first record's CRC is."""
+        """Position of the first record's CRC in the file."""
         return self.position + CHUNK_SIZE + self.columns_size
 
     @property
     def next(self) -> int:
-        """Where in the file the next chunk begins."""
+        """Position of the next chunk in the file."""
         return self.position + self.size
 
 
 def bucket_name(span: Span) -> str:
-    """The file of the bucket of this span."""
+    """Return the file name of the bucket of this span."""
     return f"{span.start:016x}-{span.exponent:02d}{SUFFIX}"
 
 
 def parse_bucket_name(name: str) -> Span | None:
-    """The span in a bucket's name; None if `name` is not exactly one of those."""
+    """Return the span in a bucket's file name; None if `name` is not such a name."""
     match = _NAME.fullmatch(name)
     span = None if match is None else Span(int(match[1], 16), int(match[2]))
     return span if span is not None and span.is_valid else None
 
 
 def seed_of(identity: Identity, span: Span) -> int:
-    """Where the sums of a bucket's chunks begin."""
+    """Return the initial value of the checksums of a bucket's chunks."""
     return crc32(SEED.pack(*identity, *span))
 
 
 def encode_head(identity: Identity, span: Span) -> bytes:
-    """The first bytes of a bucket."""
+    """Encode the head of a bucket."""
     fields = HEAD.pack(MAGIC, VERSION, span.exponent, 0, *identity, span.start, 0)[: -SUM.size]
     return fields + SUM.pack(crc32(fields))
 
 
 def decode_head(data: Buffer, path: str) -> tuple[Identity, Span]:
-    """What a bucket says of itself. Raises Corrupt with positions in the file, NewerFormat."""
+    """Decode the head of a bucket. Raises Corrupt with positions in the file, NewerFormat."""
     if len(data) < HEAD_SIZE:
         raise Corrupt(path, 0, len(data), "shorter than its head")
     magic, version, exponent, zero, store_id, salt, start, crc = HEAD.unpack_from(data)
     if magic != MAGIC or crc32(data[: HEAD_SIZE - SUM.size]) != crc:
-        raise Corrupt(path, 0, HEAD_SIZE, "its head is no head of a bucket")
+        raise Corrupt(path, 0, HEAD_SIZE, "it has no valid bucket head")
     if version > VERSION or zero:
         raise NewerFormat(path, version, VERSION)
     return Identity(store_id, salt), Span(start, exponent)
 
 
 def encode_chunk(messages: Messages, position: int, arrivals: int, seed: int) -> tuple[list[Buffer], Chunk]:
-    """The buffers of a chunk at `position` of its file, to be written one behind the other, and its head."""
+    """Encode a chunk for `position` of its file.
+
+    Return the buffers to write, in order, and its head.
+    """
     table = b"".join(
         ROW.pack(target.log_id, len(name)) + name
         for target in messages.table
@@ -147,21 +157,21 @@ def encode_chunk(messages: Messages, position: int, arrivals: int, seed: int) ->
 
 
 def decode_chunk(data: Buffer, position: int, seed: int, path: str) -> Chunk:
-    """The head of the chunk at `position` of the file, whose first bytes `data` are. Raises Corrupt."""
+    """Decode the head of the chunk at `position`; `data` starts there. Raises Corrupt."""
     if len(data) < CHUNK_SIZE:
         raise Corrupt(path, position, position + len(data), "the file ends inside the head of a chunk")
     magic, size, count, table_size, arrivals, crc, head_crc = CHUNK.unpack_from(data)
     covered = crc32(POSITION.pack(position), crc32(data[: CHUNK_SIZE - SUM.size], seed))
     if magic != CHUNK_MAGIC or covered != head_crc:
-        raise Corrupt(path, position, position + CHUNK_SIZE, "the head of a chunk is no such head")
+        raise Corrupt(path, position, position + CHUNK_SIZE, "invalid head of a chunk")
     chunk = Chunk(position, size, count, table_size, arrivals, crc)
     if size > CHUNK_BYTES_MAX or not count or chunk.records > chunk.next:
-        raise Corrupt(path, position, position + CHUNK_SIZE, f"a chunk of {size} bytes cannot be")
+        raise Corrupt(path, position, position + CHUNK_SIZE, f"invalid size of a chunk: {size} bytes")
     return chunk
 
 
 def decode_columns(data: Buffer, chunk: Chunk, span: Span, seed: int, path: str) -> Columns:
-    """Columns and table of a chunk, the bytes behind its head. Raises Corrupt, over the whole chunk."""
+    """Decode columns and table of a chunk. Raises Corrupt for the whole chunk."""
 
     def bad(reason: str) -> Corrupt:
         return Corrupt(path, chunk.position, chunk.next, f"{chunk.count} messages are lost: {reason}")
@@ -175,18 +185,18 @@ def decode_columns(data: Buffer, chunk: Chunk, span: Span, seed: int, path: str)
     targets, sizes = _words("I", data[16 * n : 20 * n]), _words("I", data[20 * n : 24 * n])
     table = decode_table(bytes(data[ENTRY_SIZE * n :]))
     if table is None or max(targets) >= len(table):
-        raise bad("their table of targets does not add up")
+        raise bad("their table of targets is invalid")
     if min(dues) < span.start or max(dues) >= span.end:
-        raise bad("they are due at times that are not this bucket's")
+        raise bad("their due times are outside of the bucket")
     if min(sizes) < HEADER_SIZE or sum(sizes) + CRC_SIZE * n != chunk.next - chunk.records:
-        raise bad("their sizes do not add up")
+        raise bad("their sizes are inconsistent")
     positions = array("Q", accumulate(map(CRC_SIZE.__add__, sizes), initial=chunk.records))
     positions.pop()
     return Columns(dues, numbers, targets, sizes, bytes(data[24 * n : 25 * n]), positions, table)
 
 
 def decode_table(data: bytes) -> Sequence[Target] | None:
-    """Its rows; None if they do not add up."""
+    """Decode the rows of a target table; None if they are invalid."""
     table = []
     position = 0
     while position + ROW.size <= len(data):
@@ -211,43 +221,46 @@ def _big_endian(column: Numbers) -> bytes:
     return swapped.tobytes()
 
 
-# Delayed messages as columns of one length: no object for each of them.
+# Delayed messages as columns of equal length, without an object for each message. All operations run in C over whole
+# columns, in pieces that are short enough not to delay other threads.
 #
-# `Columns` is what a bucket's chunk says of its messages, `Messages` are the same with their records, on the way into a
-# bucket. Everything runs in C over whole columns, in pieces that are short enough for other threads to have their turn.
-#
-# A record's bytes come with four before them: its CRC-32, which begins at the low 32 bits of its number. So a record
-# that is taken for another one is found out, whole as it may be.
+# Each record is preceded by its CRC-32, which starts from the low 32 bits of its number. So a valid record in the place
+# of another one is detected.
 
 Numbers: TypeAlias = "array[int]"
 
 SLOT_SHIFT: Final = 48
-"""A locator: the slot of a bucket above the position in its file."""
+"""Bits of a position in a locator: the bucket id above the position in its file."""
 POSITION_MASK: Final = (1 << SLOT_SHIFT) - 1
 SLOTS_MAX: Final = (1 << 16) - 1
-"""Buckets that may be there at once: slot 0 means the arrivals."""
+"""Maximum of buckets at a time; id 0 is the arrival log."""
 
 CRC: Final = Struct(">I")
 CRC_SIZE: Final = CRC.size
 SEED_MASK: Final = (1 << 32) - 1
 
 PIECE: Final = 4096
-"""Records that are summed in one call into C: about a millisecond in which no other thread runs."""
+"""Records whose checksums are computed in one call into C.
+
+About 1 ms in which no other thread runs.
+"""
 SORTED_MAX: Final = 16_384
 """Messages that are sorted at once, for the same reason."""
 
 
 class Target(NamedTuple):
-    """Where messages go: a partition's log, and its topic, for people."""
+    """The target of messages: a partition's log, and its topic for log messages."""
 
     log_id: int
     topic: str
 
 
 class Columns(NamedTuple):
-    """`dues`, `numbers`: array('Q'); `targets`: array('I'), indices into `table`; `sizes`: array('I'), of the records;
-    `flags`: 1 where the sender named a time of the wall clock; `positions`: array('Q'), where in the file each begins,
-    as `Buckets.read` wants them. In the order in which they lie in the file, not of their turns.
+    """The columns of a chunk, in the order of the file, not of the turns.
+
+    `dues`, `numbers`: array('Q'). `targets`: array('I'), indices into `table`. `sizes`: array('I'), of the records.
+    `flags`: 1 where the sender set an absolute time. `positions`: array('Q'), positions in the file for
+    `BucketStore.read`.
     """
 
     dues: Numbers
@@ -260,12 +273,15 @@ class Columns(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many messages."""
+        """Number of messages."""
         return len(self.dues)
 
 
 class Messages(NamedTuple):
-    """Columns as above, and `data`: buffers that joined are the records, each behind its CRC."""
+    """Columns of messages to be written.
+
+    `data`: buffers that joined are the records, each after its CRC.
+    """
 
     dues: Numbers
     numbers: Numbers
@@ -277,20 +293,20 @@ class Messages(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many messages."""
+        """Number of messages."""
         return len(self.dues)
 
     @property
     def size_bytes(self) -> int:
-        """Of the records with their CRCs."""
+        """Bytes of the records with their CRCs."""
         return sum(self.sizes) + CRC_SIZE * len(self.sizes)
 
     def kept(self, keep: Sequence[int]) -> Messages:
-        """Those with a true value in `keep`."""
+        """Return the messages with a true value in `keep`."""
         return self._picked(lambda column: compress(column, keep), list(compress(self._each(), keep)))
 
     def ordered(self) -> Messages:
-        """By due and, where those are the same, in the order in which they are; each is a buffer of `data` then."""
+        """Return the messages in a stable order by due time; `data` has one buffer a message then."""
         if self.length < 2:
             return self
         order = sorted(range(self.length), key=self.dues.tolist().__getitem__)
@@ -298,7 +314,7 @@ class Messages(NamedTuple):
         return self._picked(pick, pick(self._each()))
 
     def part(self, start: int, end: int) -> Messages:
-        """Those from `start` to before `end`."""
+        """Return the messages from `start` to before `end`."""
         if end - start == self.length:
             return self
         dues, numbers, targets, sizes = (column[start:end] for column in self[:4])
@@ -308,7 +324,7 @@ class Messages(NamedTuple):
     def _picked(self, pick: Callable[[Any], Any], data: Sequence[Buffer]) -> Messages:
         dues, numbers = (array("Q", pick(column)) for column in self[:2])
         sizes, count = array("I", pick(self.sizes)), len(dues)
-        # The usual batch has one target, and one kind of times.
+        # Most batches have one target, and only delays or only absolute times.
         targets = array("I", pick(self.targets)) if len(self.table) > 1 else same_target(count)
         flag = self.flags[:1]
         same = self.flags == flag * self.length
@@ -323,7 +339,7 @@ class Messages(NamedTuple):
         return [joined[first : first + sum(self.sizes[start:end]) + CRC_SIZE * (end - start)]]
 
     def _each(self) -> Sequence[Buffer]:
-        """A buffer a message."""
+        """Return one buffer a message."""
         if len(self.data) == self.length:
             return self.data
         joined = self.data[0] if len(self.data) == 1 else b"".join(self.data)
@@ -331,13 +347,13 @@ class Messages(NamedTuple):
 
 
 def slices(data: Buffer, sizes: Sequence[int]) -> list[Buffer]:
-    """`data` cut into pieces of these sizes, from its beginning."""
+    """Cut `data` into pieces of these sizes."""
     ends = list(accumulate(sizes, initial=0))
     return list(map(data.__getitem__, map(slice, ends[:-1], ends[1:])))
 
 
 def sealed(data: Sequence[Buffer], sizes: Numbers, first_number: int) -> list[Buffer]:
-    """The records in `data` (buffers of whole records, joined), each behind its CRC; numbers rise by one."""
+    """Return the records in `data`, each preceded by its CRC; numbers are consecutive."""
     joined = bytes(data[0]) if len(data) == 1 else b"".join(data)
     if len(sizes) <= PIECE:
         return [_sealed(joined, sizes, first_number)]
@@ -359,7 +375,7 @@ def _sealed(data: bytes, sizes: Numbers, first_number: int) -> Buffer:
     checksums = map(crc32, records, map(SEED_MASK.__and__, numbers))
     if not same:
         return b"".join(chain.from_iterable(zip(map(CRC.pack, checksums), records, strict=True)))
-    # Room before each record, then the checksums a column of bytes at a time: no step for a record.
+    # Leave room before each record, then write the checksums one byte column at a time: no Python code for each record.
     words = array("I", checksums)
     if byteorder == "little":
         words.byteswap()
@@ -371,7 +387,7 @@ def _sealed(data: bytes, sizes: Numbers, first_number: int) -> Buffer:
 
 
 def failing(records: bytes, sizes: Numbers, numbers: Numbers) -> list[int]:
-    """Which of the records, each behind its CRC, are not what was written under these numbers: their indices."""
+    """Return the indices of the records whose CRC is wrong for their numbers."""
     found: list[int] = []
     position = 0
     for start in range(0, len(sizes), PIECE):
@@ -390,12 +406,15 @@ _RECORD: Final = itemgetter(slice(CRC_SIZE, None))
 
 
 def same_target(count: int) -> Numbers:
-    """The column of targets where all go to the first of the table."""
+    """Return a target column in which all messages have the first target of the table."""
     return array("I", bytes(4 * count))
 
 
 def spread(messages: Messages, span_of: Callable[[int], Span]) -> Iterator[tuple[Span, Messages]]:
-    """The messages of each span; `span_of(due)` says which holds a due. In one step where one span holds them all."""
+    """Yield the messages of each span; `span_of(due)` returns the span of a due time.
+
+    There is only one step if one span contains all of them.
+    """
     if not messages.length:
         return
     first = span_of(min(messages.dues))
@@ -412,15 +431,16 @@ def spread(messages: Messages, span_of: Callable[[int], Span]) -> Iterator[tuple
             start = end
 
 
-# Spans of time, as a hierarchical timing wheel cuts them: each level 64 times as coarse as the one below.
+# Time spans, as in a hierarchical timing wheel: the spans of each level are 64 times as long as those of the level
+# below.
 #
-# A span begins at a multiple of its length, so two spans are apart or one lies in the other. Times are due times:
-# milliseconds since 1970 of broker time, below 2^63. How far away a due is decides how coarse its span is, so that
-# whatever is pending lies in some hundred spans, and each of them is cut finer a few times at most before it is due.
+# A span starts at a multiple of its length, so two spans are disjoint or one contains the other. The more distant a
+# due time, the longer its span: all pending messages are in a few hundred spans, and each of them is split a few times
+# at most before it is due.
 #
-# | exponent | length | so many of them lie ahead |
+# | exponent | length | how far ahead |
 # |---|---|---|
-# | 10 | 1 s | only inside a span that got too much |
+# | 10 | 1 s | only inside a span with too many messages |
 # | 16 | 65 s | 70 minutes |
 # | 22 | 70 min | 3 days |
 # | 28 | 3.1 days | 199 days |
@@ -429,38 +449,44 @@ def spread(messages: Messages, span_of: Callable[[int], Span]) -> Iterator[tuple
 
 RATIO_BITS: Final = 6
 FINEST: Final = 10
-"""About a second: what is due in one of these is loaded together, however much it is."""
+"""About 1 s. A bucket of this level is always loaded as a whole."""
 USUAL: Final = 16
-"""What is made for what is due soon, and what coarser ones are cut into before they are due."""
+"""The level of new buckets that are due soon.
+
+Coarser ones are split to it before they are due.
+"""
 COARSEST: Final = 58
-"""32 of them hold every due."""
+"""32 spans of this level cover all due times."""
 LEVELS: Final = tuple(range(FINEST, COARSEST + 1, RATIO_BITS))
 WINDOW: Final = 1 << RATIO_BITS
-"""A due goes to the finest level of which fewer spans than this lie between now and it."""
+"""A due time belongs to the finest level with fewer spans than this between now and it."""
 
 
 class Span(NamedTuple):
-    """Dues from `start` to below `end`, which is 2^`exponent` later. Sorted by start."""
+    """Due times from `start` to before `end`, which is 2^`exponent` ms later. Sorted by start."""
 
     start: int
     exponent: int
 
     @property
     def end(self) -> int:
-        """The first due behind it."""
+        """The first due time after the span."""
         return self.start + (1 << self.exponent)
 
     def __contains__(self, due: object) -> bool:
         return isinstance(due, int) and self.start <= due < self.end
 
     def children(self) -> Iterator[Span]:
-        """The spans of the next finer level that make it up, in order. ValueError if it is of the finest one."""
+        """Return the spans of the next finer level in this span, in order.
+
+        Raises ValueError for the finest level.
+        """
         exponent = finer(self.exponent)
         return (Span(start, exponent) for start in range(self.start, self.end, 1 << exponent))
 
     @property
     def is_valid(self) -> bool:
-        """Whether it is a span of a level at all: what a file's name or head says need not be."""
+        """Whether this is a span of one of the levels; a file name or head may have others."""
         return (
             self.exponent in LEVELS
             and 0 <= self.start <= DUE_MAX
@@ -469,12 +495,12 @@ class Span(NamedTuple):
 
 
 def span_of(due: int, exponent: int) -> Span:
-    """The span of that level that holds `due`."""
+    """Return the span of that level that contains `due`."""
     return Span(due >> exponent << exponent, exponent)
 
 
 def level_of(due: int, now_ms: int) -> int:
-    """The exponent of a new span for `due`: the finest, from the usual on, with fewer than WINDOW between."""
+    """Return the exponent of a new span: the finest level from the default on that covers `due`."""
     for exponent in LEVELS[LEVELS.index(USUAL) :]:
         if (due >> exponent) - (now_ms >> exponent) < WINDOW:
             return exponent
@@ -482,7 +508,7 @@ def level_of(due: int, now_ms: int) -> int:
 
 
 def finer(exponent: int) -> int:
-    """The next finer level. ValueError below the finest."""
+    """Return the exponent of the next finer level. Raises ValueError for the finest level."""
     if exponent <= FINEST:
         raise ValueError(f"there is no level below 2^{FINEST} ms")
     return exponent - RATIO_BITS

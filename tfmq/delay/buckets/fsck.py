@@ -1,7 +1,6 @@
-"""An offline check of the buckets of delayed messages: the checkpoint, every file, every chunk, every byte of a record.
+"""Offline verification and repair of the buckets of delayed messages.
 
-It reads only, and answers in the words of journal.fsck.log_verify: files count as segments, chunks as blocks, messages
-as records. Nobody else may write there meanwhile: who calls this holds the data folder's lock.
+The caller holds the lock of the data folder: nothing else may write there meanwhile.
 """
 
 from __future__ import annotations
@@ -58,20 +57,21 @@ from tfmq.delay.buckets.store import Leaves
 from tfmq.delay.buckets.writer import Draft, pieces_of
 
 WEIGHTS: Final = {
-    "unlisted chunks": (NOTE, "the end of the file counts not yet; a start cuts it off"),
+    "unlisted chunks": (NOTE, "the end of the file is not listed in the checkpoint; a start truncates it"),
     "missing": (DAMAGE, "the file is missing"),
     "unlisted": (NOTE, "the checkpoint does not list it; a start removes it"),
     "unfinished": (NOTE, "it was never finished; a start removes it"),
 }
-"""What is found in the folder, by the label of `bucket_recovery`. What is too short is found by walking it."""
+"""Findings by the label of the decision at a start. Short files are found by reading them."""
 
 
 def verify_buckets(
     disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None
 ) -> Report:
-    """Checks the buckets in `folder`; with `records` also the checksum that each message's producer made.
+    """Verify the buckets in `folder`: checkpoint, files, chunks and records. Reads only.
 
-    Raises NewerFormat, OSError.
+    The report uses the terms of `journal.fsck.log_verify`: files count as segments, chunks as blocks, messages as
+    records. `records`: verify also the checksums by the producers. Raises NewerFormat, OSError.
     """
     survey = BucketSurvey(disk, folder)
     try:
@@ -81,7 +81,7 @@ def verify_buckets(
 
 
 class _Audit:
-    """One check."""
+    """One verification."""
 
     def __init__(self, survey: BucketSurvey, records: bool, progress: Progress | None) -> None:
         self.survey = survey
@@ -112,7 +112,7 @@ class _Audit:
             self._damage(survey.fault, "checkpoint")
             return
         for error in survey.file.faulty():
-            what = f"a copy of the checkpoint is not whole ({error.reason}); the other one is"
+            what = f"one copy of the checkpoint is damaged ({error.reason}); the other one is valid"
             self._find(error.path, error.first, error.next, what, "checkpoint", NOTE)
 
     def _name(self, found: Found) -> None:
@@ -124,7 +124,7 @@ class _Audit:
                 what = f"{what}, and with it {found.listed.count} messages"
             self._find(path, 0, 0, what, "file", weight)
         elif label == "foreign" and not is_house_name(found.name):
-            self._find(path, 0, 0, "a name that delayed delivery does not give", "name", NOTE)
+            self._find(path, 0, 0, "not a file name of delayed delivery", "name", NOTE)
 
     def _bucket(self, listed: Listed, bucket: Bucket) -> None:
         self.report.segments += 1
@@ -137,11 +137,11 @@ class _Audit:
             if self.progress is not None:
                 self.progress(bucket.path, part.next, bucket.size)
         if self.survey.checkpoint is not None and count != listed.count and not bucket.damage:
-            what = f"{count} messages are there, the checkpoint lists {listed.count}"
+            what = f"the file has {count} messages, the checkpoint lists {listed.count}"
             self._find(bucket.path, 0, bucket.size, what, "count")
 
     def _chunk(self, bucket: Bucket, chunk: Chunk) -> int:
-        """Checks one; the count of messages that it names."""
+        """Verify a chunk; return its count of messages."""
         with self.survey.files.use(bucket.path) as file:
             data = file.pread(chunk.size, chunk.position)
         begins = CHUNK_SIZE + chunk.columns_size
@@ -160,43 +160,35 @@ class _Audit:
             faults = own_faults(data, columns, chunk.position) | faults
         for index, what in sorted(faults.items()):
             first = columns.positions[index]
-            what = f"message {columns.numbers[index]} cannot be relied on: {what}"
+            what = f"message {columns.numbers[index]} is damaged: {what}"
             self._find(bucket.path, first, first + CRC_SIZE + columns.sizes[index], what, "record")
         return chunk.count
 
 
 def own_faults(data: bytes, columns: Columns, position: int) -> dict[int, str]:
-    """By index, what is wrong with a record of the chunk at `position` by what it says of itself."""
+    """Return errors found by the records' own headers and checksums, by index in the chunk."""
     faults = {}
-    for index, (place, size) in enumerate(zip(columns.positions, columns.sizes, strict=True)):
-        begin = place - position + CRC_SIZE
+    for index, (record_position, size) in enumerate(zip(columns.positions, columns.sizes, strict=True)):
+        begin = record_position - position + CRC_SIZE
         view = memoryview(data)[begin : begin + size]
         try:
             (record,) = records_of(view)
         except (BadRecord, ValueError):
-            faults[index] = "it is no record of the size that the columns say"
+            faults[index] = "it is not a record of the size in the columns"
         else:
             if not body_holds(view, record):
-                faults[index] = "it fails the checksum that its producer made"
+                faults[index] = "it fails the checksum by its producer"
     return faults
 
 
-# Mends damaged buckets of delayed messages offline, when an operator says so, and says what is lost.
-#
-# A bucket with damage is written anew with every message in it that is whole; one that is missing is taken off the
-# list. A checkpoint that is lost is made anew from the buckets: of what is still in the arrivals nothing counts in
-# them, and of buckets that overlap, as a split can leave them, each message counts once. What was there is kept as
-# `<name>.damaged` until `journal.fsck.log_repair.remove_originals`.
-#
-# A new file takes the old one's name by a rename, and the list comes last: a power cut at any moment leaves something
-# that the same repair goes on with. Nobody else may write in the folder meanwhile.
+# Repair.
 
 MISSING: Final = "the file is missing"
 
 
 @dataclass(frozen=True)
 class BucketRepaired:
-    """One thing that was mended: of the bucket in `file`, `kept` messages are there and `lost` are given up."""
+    """One repair. Of the bucket in `file`, `kept` messages are there and `lost` are lost."""
 
     file: str
     kept: int
@@ -206,9 +198,16 @@ class BucketRepaired:
 
 
 def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False) -> list[BucketRepaired]:
-    """Mends the buckets in `folder` and says what it did, or with `dry_run` would do.
+    """Repair the buckets in `folder`.
 
-    Raises Corrupt where nothing says whose they are, NewerFormat, Full, OSError.
+    Return what was done, or with `dry_run` what would be done. A bucket with damage is rewritten with all its intact
+    messages; a missing one is removed from the checkpoint. A lost checkpoint is rebuilt from the buckets: messages
+    that are still in the arrival log do not count in them, and a message in several buckets, as a split may leave,
+    counts once. Originals are kept as `<name>.damaged` until
+    `journal.fsck.log_repair.remove_originals`.
+
+    New files replace old ones by renames, and the checkpoint is written last: after a power failure the same repair
+    can be run again. Raises Corrupt if the store cannot be identified, NewerFormat, Full, OSError.
     """
     survey = BucketSurvey(disk, folder)
     try:
@@ -216,7 +215,7 @@ def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False) -> list[Bu
             if survey.fault is None:
                 return []
             raise Corrupt(
-                survey.file.path, 0, 0, "neither it nor a bucket's head says whose buckets they are"
+                survey.file.path, 0, 0, "neither the checkpoint nor a bucket head identifies the store"
             )
         return _Repair(disk, survey, survey.identity, dry_run).run()
     finally:
@@ -224,7 +223,7 @@ def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False) -> list[Bu
 
 
 class _Repair:
-    """One repair."""
+    """One repair run."""
 
     def __init__(self, disk: Disk, survey: BucketSurvey, identity: Identity, dry_run: bool) -> None:
         self.disk = disk
@@ -247,7 +246,7 @@ class _Repair:
         if self.done and not self.dry_run:
             if survey.fault is not None and self.disk.exists(survey.file.path):
                 self._keep_original(survey.file.path)
-            # How many of them are dead, the next start counts.
+            # The next start counts the dead messages.
             survey.file.write(checkpoint._replace(buckets=sorted(self.listed), counted=0))
         return self.done
 
@@ -255,10 +254,12 @@ class _Repair:
         for found in self.survey.found():
             if found.row.decision is Decision.REFUSE and found.listed is not None:
                 path = filenames.join(self.folder, found.name)
-                self.done.append(BucketRepaired(path, 0, found.listed.count, MISSING, "it is listed no more"))
+                self.done.append(
+                    BucketRepaired(path, 0, found.listed.count, MISSING, "removed from the checkpoint")
+                )
 
     def _mend(self, bucket: Bucket, count: int) -> None:
-        """Writes it anew if something in it is damaged; `count`: the messages that it should have."""
+        """Rewrite the bucket if it is damaged; `count`: the messages that it should have."""
         kept = sum(messages.length for messages in self._sound(bucket, None))
         size = self.survey.sizes[bucket_name(bucket.span)]
         if not bucket.damage and kept == count and size >= bucket.size:
@@ -268,10 +269,13 @@ class _Repair:
         self.done.append(BucketRepaired(bucket.path, kept, count - kept, reason))
         self._rewrite([bucket], lambda due: bucket.span, None)
 
-    # Without a checkpoint.
+    # Without a checkpoint
 
     def _without_checkpoint(self) -> Checkpoint:
-        """What the files say. Of overlapping ones all messages go to spans as fine as the finest of them."""
+        """Rebuild the checkpoint.
+
+        Messages of overlapping buckets are moved to spans as fine as the finest one.
+        """
         buckets = [bucket for _, bucket in self.survey.buckets()]
         offset, number = self._arrivals_first()
         kept = lost = 0
@@ -281,14 +285,15 @@ class _Repair:
             kept, lost = kept + found, lost + damaged
         fault = self.survey.fault
         reason = fault.reason if fault is not None else ""
-        note = (
-            "made anew from the buckets; messages that were delivered may be found in them, and are not again"
-        )
-        self.done.append(BucketRepaired(self.survey.file.path, kept, lost, reason, note))
+        remark = "rebuilt from the buckets; it may list delivered messages, which are not delivered again"
+        self.done.append(BucketRepaired(self.survey.file.path, kept, lost, reason, remark))
         return Checkpoint(self.identity, offset, number, 0, ())
 
     def _regroup(self, group: Sequence[Bucket], finest: int, below: int) -> tuple[int, int]:
-        """One that stands alone with nothing to leave out stays; (messages kept, damaged places)."""
+        """Rewrite a group of overlapping buckets; return (messages kept, damaged ranges).
+
+        A single bucket without anything to leave out stays as it is.
+        """
         if len(group) == 1:
             (bucket,) = group
             every = sum(messages.length for messages in pieces_of(bucket, self.survey.files))
@@ -305,22 +310,25 @@ class _Repair:
         return kept, sum(len(bucket.damage) for bucket in group)
 
     def _arrivals_first(self) -> tuple[int, int]:
-        """Offset and ordinal of the first that the arrivals still have: everything before is in the buckets only.
+        """Return the offset and ordinal of the first arrival in the log.
 
-        Raises Corrupt.
+        Earlier ones are only in the buckets. Raises Corrupt.
         """
         folder = filenames.join(self.folder, ARRIVALS_NAME)
         marks = MarkFile(self.disk, folder, LOG_ID).read() if self.disk.is_folder(folder) else None
         if marks is None:
             raise Corrupt(
-                folder, 0, 0, "without its mark nothing says which messages the arrivals still have"
+                folder, 0, 0, "its checkpoint is missing: the messages still in the arrival log are unknown"
             )
         return marks.first, marks.first_ordinal
 
-    # Files.
+    # Files
 
     def _sound(self, bucket: Bucket, below: int | None) -> Iterator[Messages]:
-        """Messages that are whole; with `below`, only those of lower numbers. Damage is noted in the bucket."""
+        """Yield intact messages, with `below` only those of lower numbers.
+
+        Damage is recorded in the bucket.
+        """
         for messages in pieces_of(bucket, self.survey.files):
             bad = failing(bytes(messages.data[0]), messages.sizes, messages.numbers)
             for index in bad:
@@ -334,7 +342,7 @@ class _Repair:
                 yield messages if all(keep) else messages.kept(keep)
 
     def _rewrite(self, group: Sequence[Bucket], to_span: Callable[[int], Span], below: int | None) -> None:
-        """Writes all whole messages of `group` into the files of `to_span`, and takes the group's place with them."""
+        """Write all intact messages of `group` to new files, which replace the group."""
         if self.dry_run:
             return
         seen: set[int] = set()
@@ -360,7 +368,10 @@ class _Repair:
         self.listed += listed
 
     def _keep_original(self, path: str) -> None:
-        """A copy, so that the name is never without a file; what an earlier repair kept is the original."""
+        """Copy the file, so that its name always exists.
+
+        The copy of an earlier repair is the original: keep it.
+        """
         kept = path + DAMAGED_SUFFIX
         if self.disk.exists(kept):
             return
@@ -378,7 +389,7 @@ class _Repair:
 
 
 class _Writer:
-    """One bucket in the making."""
+    """Writes one new bucket."""
 
     def __init__(self, disk: Disk, folder: str, identity: Identity, span: Span) -> None:
         self.span = span
@@ -390,15 +401,15 @@ class _Writer:
         self.draft = Draft()
 
     def add(self, messages: Messages) -> None:
-        """Takes them. Raises Full, OSError."""
+        """Add messages. Raises Full, OSError."""
         self.draft.add(messages)
         if self.draft.size_bytes > CHUNK_BYTES or self.draft.table_bytes > TABLE_BYTES_MAX:
             self._write()
 
     def finish(self) -> Listed:
-        """The file is forced. Raises Full, OSError."""
+        """Write the rest and fsync the file. Raises Full, OSError."""
         self._write()
-        # After a failed force it stays open: the error is the caller's, and closing could swallow it.
+        # Leave the file open after a failed fsync: closing it could swallow the error.
         self.file.force()
         self.file.close()
         return Listed(self.span, self.size, self.count)
@@ -407,14 +418,14 @@ class _Writer:
         draft, self.draft = self.draft, Draft()
         if not draft.dues:
             return
-        # What a chunk is complete up to matters to nobody any more: the list says what counts.
+        # The arrival offset of the chunk is 0: it is not used any more, the checkpoint decides what counts.
         buffers, chunk = encode_chunk(draft.messages(), self.size, 0, self.seed)
         self.size += write_all(self.file, buffers, self.size)
         self.count += chunk.count
 
 
 def _unseen(messages: Messages, seen: set[int] | None) -> Messages:
-    """Without those whose numbers were met before; they are remembered."""
+    """Return messages whose numbers are not in `seen`, and add them to it; None: all messages."""
     if seen is None:
         return messages
     keep = bytes(number not in seen for number in messages.numbers)
@@ -423,7 +434,7 @@ def _unseen(messages: Messages, seen: set[int] | None) -> Messages:
 
 
 def _groups(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
-    """Buckets that overlap, together: spans do not cross, so each group lies in the span of its coarsest one."""
+    """Yield groups of overlapping buckets. Each group is within the span of its coarsest bucket."""
     ends: list[int] = []
     for bucket in sorted(buckets, key=lambda each: (each.span.start, -each.span.exponent)):
         begins = not ends or bucket.span.start >= ends[-1]
@@ -434,22 +445,22 @@ def _groups(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
 
 
 def _fresh(disk: Disk, path: str) -> str:
-    """The name, free of what an unfinished repair left."""
+    """Return the path, after removing a file that an unfinished repair left there."""
     if disk.exists(path):
         disk.unlink(path)
     return path
 
 
 FOLDER_NAME: Final = "delay"
-"""In a data folder."""
+"""Folder of delayed delivery in a data folder."""
 ARRIVALS_NAME: Final = "arrivals"
-"""In that folder: the log of the arrivals."""
+"""Folder of the arrival log in that folder."""
 
 MAGIC_SIZE: Final = Struct(f"{len(MAGIC)}s").size
 
 
 def is_delay(disk: Disk, folder: str) -> bool:
-    """Whether a folder holds buckets of delayed messages, or what is left of them."""
+    """Return whether a folder contains buckets of delayed messages, or remains of them."""
     if not disk.is_folder(folder):
         return False
     children = disk.list(folder)
@@ -470,13 +481,10 @@ def _magic(disk: Disk, path: str) -> bytes:
 
 
 class BucketSurvey:
-    """What lies in the folder of the buckets, without a server: for checks, dumps and repairs. It only reads.
+    """The contents of a bucket folder, read offline for verification, dumps and repair.
 
-    Nobody else may write there meanwhile: who uses this holds the data folder's lock.
-
-    `checkpoint` is None where there is none that can be used: `fault` says why.
-
-    Raises NewerFormat, OSError.
+    Reads only. The caller holds the lock of the data folder: nothing else may write there meanwhile. `checkpoint` is
+    None if there is no valid one; `fault` is the reason. Raises NewerFormat, OSError.
     """
 
     def __init__(self, disk: Disk, folder: str) -> None:
@@ -498,18 +506,21 @@ class BucketSurvey:
 
     @property
     def listed(self) -> list[Listed]:
-        """The buckets of the checkpoint; without one, every file that has the name of a bucket."""
+        """The buckets of the checkpoint; without one, every file with the name of a bucket."""
         if self.checkpoint is not None:
             return list(self.checkpoint.buckets)
         spans = {name: parse_bucket_name(name) for name in self.sizes}
         return sorted(Listed(span, self.sizes[name], 0) for name, span in spans.items() if span is not None)
 
     def found(self) -> list[Found]:
-        """Each name and what a start would do about it."""
+        """Return each file name with the decision of a start."""
         return decide(self.listed, self.sizes)
 
     def buckets(self) -> list[tuple[Listed, Bucket]]:
-        """Those that count and whose files are there, by time. Without an identity there are none."""
+        """Return the listed buckets with existing files, by time.
+
+        Empty if the store cannot be identified.
+        """
         if self.identity is None:
             return []
         result = []
@@ -522,16 +533,16 @@ class BucketSurvey:
         return result
 
     def parts(self, bucket: Bucket) -> Iterator[Chunk | Corrupt]:
-        """The chunks of a bucket, and what of it has none."""
+        """Yield the chunks of a bucket, and ranges of the file without one."""
         with self.files.use(bucket.path) as file:
             yield from bucket.parts(file)
 
     def close(self) -> None:
-        """Gives the files back."""
+        """Close the files."""
         self.files.close()
 
     def _identity(self) -> Identity | None:
-        """Whose buckets they are: as the checkpoint says, else as the first whole head does."""
+        """Return the identity in the checkpoint, else that in the first valid bucket head."""
         if self.checkpoint is not None:
             return self.checkpoint.identity
         for name in sorted(filter(parse_bucket_name, self.sizes)):

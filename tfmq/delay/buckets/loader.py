@@ -1,5 +1,6 @@
-"""Pending messages from the disk, as the wheel and the lines take them: out of buckets, and out of arrivals that are in
-no bucket yet. In workers, from columns only.
+"""Loads pending messages from buckets, and from arrivals that are in no bucket yet.
+
+Runs in workers; reads columns only, no records.
 """
 
 from array import array
@@ -22,11 +23,14 @@ from tfmq.delay.rows import Part, Targets
 from tfmq.delay.timing_wheel import ABSOLUTE, tag
 
 DUES_MAX: Final = 1 << 63
-"""Above every due."""
+"""Greater than every due time."""
 
 
 class Area(NamedTuple):
-    """What is looked for: `low` <= due < `high`, in these buckets and in arrivals between the offsets."""
+    """What to load.
+
+    `low` <= due < `high`, from these buckets and from arrivals between the offsets.
+    """
 
     low: int
     high: int
@@ -36,9 +40,12 @@ class Area(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """What is found in arrivals: those that are pending; the lowest due of all, pending or not; of all that are for a
-    time of the wall clock (first number, how many, by how much broker time was ahead of it); the turns that were
-    cancelled or moved by notes that the buckets do not count yet."""
+    """What a start finds in the arrivals.
+
+    `wheel_rows`: the pending messages. `due_low`: the lowest due time, pending or not. `ahead_steps`: for messages
+    with absolute times (first number, count, by how many ms broker time was ahead of the wall clock). `changed_turns`:
+    turns that were cancelled or rescheduled by headers that the buckets do not count yet.
+    """
 
     near: "list[Near]"
     low: int | None
@@ -47,48 +54,51 @@ class Arrived(NamedTuple):
 
 
 class Gatherer:
-    """See the module. Any thread."""
+    """Loads pending messages as rows of the timing wheel. Any thread."""
 
     def __init__(self, log: Log, buckets: Buckets, targets: Targets) -> None:
         self._log, self._buckets, self._targets = log, buckets, targets
 
     def near(self, area: Area, pending: Pending, keys: Collection[int] | None = None) -> list[Near]:
-        """Everything that is pending in the area; of these logs only. In no order. Raises OSError, Corrupt."""
+        """Load all pending messages of the range, unsorted; `keys`: only for these logs.
+
+        Raises OSError, Corrupt.
+        """
         found = []
         for bucket in area.buckets:
             for columns in self._buckets.load(bucket):
                 found += self._of_bucket(columns, bucket.slot, area, pending, keys)
         if area.from_offset < area.to_offset:
             for batch in self.batches(area.from_offset, area.to_offset):
-                near = self._of_arrival(batch, area, pending, keys)
-                if len(near.dues):
-                    found.append(near)
+                rows = self._of_arrival(batch, area, pending, keys)
+                if len(rows.dues):
+                    found.append(rows)
         return found
 
     def arrived(self, from_offset: int, to_offset: int, pending: Pending) -> Arrived:
-        """All arrivals between these offsets."""
+        """Read the arrivals between these offsets for a start."""
         area = Area(0, DUES_MAX, [], from_offset, to_offset)
         found: list[Near] = []
         low: int | None = None
-        told: list[tuple[int, int, int]] = []
+        ahead_steps: list[tuple[int, int, int]] = []
         changed: list[Turn] = []
         counted, spilled = self._buckets.counted_offset, self._buckets.spilled_number
 
-        def noted(note: Note, offset: int) -> None:
+        def noted(header: Note, offset: int) -> None:
             if offset >= counted:
-                changed.extend(turn for turn in map(Turn, *note.old) if turn.number < spilled)
+                changed.extend(turn for turn in map(Turn, *header.old) if turn.number < spilled)
 
         for batch in self.batches(from_offset, to_offset, noted):
             low = batch.low if low is None else min(batch.low, low)
             if ABSOLUTE_FLAG in batch.absolute:
                 first, ahead_ms = batch.first_number, batch.ahead_ms
-                if told and told[-1][2] == ahead_ms:
-                    first = told.pop()[0]
-                told.append((first, batch.first_number + len(batch.sizes) - first, ahead_ms))
-            near = self._of_arrival(batch, area, pending, None)
-            if len(near.dues):
-                found.append(near)
-        return Arrived(found, low, told, changed)
+                if ahead_steps and ahead_steps[-1][2] == ahead_ms:
+                    first = ahead_steps.pop()[0]
+                ahead_steps.append((first, batch.first_number + len(batch.sizes) - first, ahead_ms))
+            rows = self._of_arrival(batch, area, pending, None)
+            if len(rows.dues):
+                found.append(rows)
+        return Arrived(found, low, ahead_steps, changed)
 
     def batches(
         self,
@@ -97,10 +107,10 @@ class Gatherer:
         noted: log.Noted | None = None,
         damaged: Callable[[Corrupt], None] | None = None,
     ) -> Iterator[ArrivedBatch]:
-        """Arrivals, without what is damaged: the broker's log names that, and `damaged` is called."""
+        """Yield arrivals, without damaged ones: these are logged and passed to `on_damage`."""
 
         def tell(error: Corrupt) -> None:
-            log.logger.error("delayed messages are lost where the arrivals are damaged: %s", error)
+            log.logger.error("delayed messages are lost because the arrival log is damaged: %s", error)
             if damaged is not None:
                 damaged(error)
 
@@ -134,7 +144,7 @@ class Gatherer:
         area: Area,
         pending: Pending,
     ) -> Sequence[int]:
-        """Those of the rows, all of one target, that are in the area and pending."""
+        """Return the rows, all of one target, that are in the range and pending."""
         low, high = area.low, area.high
         if not low <= min(dues) <= max(dues) < high:
             rows = [row for row in rows if low <= dues[row] < high]
@@ -162,8 +172,8 @@ class Gatherer:
             return _none()
         target = tag(self._targets.number(batch.log_id, batch.topic), False)
         tags = array("Q", [target | flag for flag in batch.absolute])
-        near = Near(batch.dues, numbers, batch.offsets, tags)
-        return near if len(rows) == count else Near(*(_picked(column, rows) for column in near))
+        wheel_rows = Near(batch.dues, numbers, batch.offsets, tags)
+        return wheel_rows if len(rows) == count else Near(*(_picked(column, rows) for column in wheel_rows))
 
 
 def _bucket_rows(columns: Columns, rows: Sequence[int], slot_bits: int, target: int) -> Near:
@@ -190,12 +200,14 @@ def _none() -> Near:
 
 
 def in_order(found: Sequence[Near], after: Turn, before: Turn, rows_max: int) -> tuple[Part, Turn | None]:
-    """The first `rows_max` of them from the turn `after` on up to below `before`, in order; the turn from which there
-    are more."""
+    """Return the first `rows_max` rows with `after` <= turn < `before`, sorted.
+
+    And the turn of the next one, if any.
+    """
     turns = [
         (due, number, which, row)
-        for which, near in enumerate(found)
-        for row, (due, number) in enumerate(zip(near.dues, near.numbers, strict=True))
+        for which, rows in enumerate(found)
+        for row, (due, number) in enumerate(zip(rows.dues, rows.numbers, strict=True))
         if after <= (due, number) < before
     ]
     turns.sort()

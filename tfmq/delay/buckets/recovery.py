@@ -1,7 +1,4 @@
-"""The start of the buckets: the checkpoint is read and made sure of, then what does not count is cleared away.
-
-Only sizes are looked at: a start costs the same however many messages wait.
-"""
+"""The start of the bucket store: the checkpoint, and decisions about files in the folder."""
 
 from __future__ import annotations
 
@@ -21,11 +18,15 @@ from tfmq.delay.buckets.format import HEAD_SIZE, Identity, Span, bucket_name, pa
 
 SALT_SIZE: Final = 8
 
-WAY_ON: Final = "`tfmq log repair` says what is lost and makes the rest usable"
+WAY_ON: Final = "`tfmq log repair` lists what is lost and makes the rest usable"
 
 
 class BucketOpening:
-    """One start in `folder`, which exists. `labels`: the rows of the table that were met."""
+    """One start in `folder`, which exists. `labels`: labels of the decisions that were made.
+
+    Reads the checkpoint, makes it durable, and removes what does not count. Only file sizes are checked, so the
+    duration does not depend on the number of messages.
+    """
 
     def __init__(
         self, disk: Disk, folder: str, new_id: Callable[[], int], randomness: Callable[[int], bytes]
@@ -40,7 +41,7 @@ class BucketOpening:
         self._randomness = randomness
 
     def run(self) -> None:
-        """Raises as `Buckets.open`."""
+        """Run the start. Raises as `BucketStore.open`."""
         children = self.disk.list(self.folder)
         wanted = [name for name in children if is_house_name(name) and not filenames.is_aside(name)]
         require_files(self.disk, self.folder, wanted)
@@ -54,8 +55,8 @@ class BucketOpening:
         self.labels = {each.row.label for each in found}
         self._refuse(found)
         self.checkpoint = checkpoint
-        # An earlier process may have written it without seeing it forced: nothing is removed on the word of a
-        # checkpoint that a power cut could take back.
+        # An earlier process may have written the checkpoint without an fsync. Make it durable before files are removed
+        # because of it.
         self.file.settle()
         for each in found:
             self._act(each)
@@ -69,7 +70,10 @@ class BucketOpening:
         return {name: self.disk.size(path) for name, path in paths.items() if not self.disk.is_folder(path)}
 
     def _require_none(self) -> None:
-        """Raises Corrupt if there are buckets: a new checkpoint would give them up."""
+        """Raise Corrupt if there are buckets without a checkpoint.
+
+        A new checkpoint would delete them.
+        """
         found = [each.name for each in decide((), self._sizes()) if each.row.label == "unlisted"]
         if found:
             what = f"the checkpoint of {len(found)} buckets, such as {found[0]}, is missing: {WAY_ON}"
@@ -94,15 +98,13 @@ class BucketOpening:
             file.close()
 
 
-# What is done with each thing that is found in the folder of the buckets: a table, labelled.
-#
-# The checkpoint lists what counts, and whatever is listed was forced before. So there is nothing to guess: more bytes
-# than listed are of a spill that never ended, files that are not listed are of one, or counted once and count no more.
-# Their messages are in the arrivals, or in what the checkpoint lists instead.
+# Decisions about the files in the folder. The checkpoint lists what counts, and everything listed was made durable
+# before. So bytes after a listed size belong to an unfinished spill, and files that are not listed belong to one or
+# are obsolete. Their messages are in the arrival log, or in other listed buckets.
 
 
 class Decision(Enum):
-    """What an opening does."""
+    """What a start does with a file."""
 
     USE = "use"
     CUT = "cut"
@@ -112,14 +114,14 @@ class Decision(Enum):
 
 
 class Row(NamedTuple):
-    """A row of the table."""
+    """A row of the decision table."""
 
     label: str
     decision: Decision
 
 
 class Shape(Enum):
-    """How a file is, beside what is listed."""
+    """State of a file compared with the checkpoint."""
 
     WHOLE = "whole"
     LONGER = "longer"
@@ -132,13 +134,13 @@ class Shape(Enum):
 
 TABLE: Final = {
     Shape.WHOLE: Row("whole", Decision.USE),
-    # A spill was written into it and never listed.
+    # An unfinished spill.
     Shape.LONGER: Row("unlisted chunks", Decision.CUT),
-    # Forced bytes are gone: what is left is served, what is lost is named when it is read.
+    # Durable data is lost: the rest is served, the loss is reported when it is read.
     Shape.SHORTER: Row("too short", Decision.USE),
-    # No removal does that: files go after the checkpoint that lists them no more.
+    # Never the result of a removal: files are deleted after the checkpoint that does not list them.
     Shape.MISSING: Row("missing", Decision.REFUSE),
-    # Of a spill or a split that never ended, or settled, or cut into finer ones.
+    # An unfinished spill or split, or an obsolete bucket.
     Shape.UNLISTED: Row("unlisted", Decision.REMOVE),
     Shape.UNFINISHED: Row("unfinished", Decision.REMOVE),
     Shape.FOREIGN: Row("foreign", Decision.LEAVE),
@@ -146,7 +148,7 @@ TABLE: Final = {
 
 
 class Found(NamedTuple):
-    """One name, and what is done about it."""
+    """A file name and the decision about it."""
 
     name: str
     row: Row
@@ -154,7 +156,10 @@ class Found(NamedTuple):
 
 
 def decide(listed: Iterable[Listed], sizes: dict[str, int]) -> list[Found]:
-    """A decision for each listed bucket and each name in the folder; `sizes` by name, of what is there."""
+    """Decide about each listed bucket and each name in the folder.
+
+    `sizes`: existing files by name.
+    """
     expected = {bucket_name(each.span): each for each in listed}
     found = [Found(name, TABLE[_shape(sizes.get(name), each.size)], each) for name, each in expected.items()]
     rest = sorted(set(sizes) - set(expected) - {CHECKPOINT_NAME})
@@ -178,22 +183,20 @@ def _unlisted(name: str) -> Shape:
 
 
 def is_house_name(name: str) -> bool:
-    """True if buckets, their checkpoint or a repair of them may put a file of this name there."""
+    """Return whether this is a file name of buckets, their checkpoint or a repair."""
     for suffix in (NEW_SUFFIX, REPAIRED_SUFFIX, DAMAGED_SUFFIX):
         name = name.removesuffix(suffix)
     return name == CHECKPOINT_NAME or parse_bucket_name(name) is not None
 
 
-# The checkpoint of delayed delivery: which buckets count and up to which size, how far the arrivals are in them, and
-# broker time. docs/formats/bucket.md is the page of its format.
+# The checkpoint: which buckets count and up to which size, how much of the arrival log they contain, and broker time.
+# Specified in docs/formats/bucket.md.
 #
 #     magic "TFDK" | version u16 | zero u16 | store id u64 | salt u64 | offset u64 | number u64 | broker ms u64
 #     | counted u64 | count u32 | note size u32 | buckets: start u64, exponent u8, size u64, count u64, dead u64,
 #     `count` times | note | CRC-32 u32 of everything before
 #
-# All numbers are big-endian. The file holds this twice, each copy in a half of the file. It is written beside the old
-# one, forced, and takes its name: a power cut leaves the one or the other, and a full disk leaves the old one. So
-# whatever is listed was forced before, and what is not listed never counted, or counts no more.
+# All integers are big-endian. The file has two copies, one in each half.
 
 MAGIC: Final = b"TFDK"
 VERSION: Final = 1
@@ -202,13 +205,16 @@ ROW: Final = Struct(">QBQQQ")
 SUM: Final = Struct(">I")
 
 NOTE_SIZE_MAX: Final = 8192
-"""Of the note: two pages more at most."""
+"""Maximum size of `queue_state`: two more pages."""
 PAGE: Final = 4096
-"""A copy fills whole pages: a torn or rotten one of a copy does not touch the other."""
+"""A copy fills whole pages. A torn or damaged page of one copy does not affect the other."""
 
 
 class Listed(NamedTuple):
-    """A bucket: up to `size` its file is forced, with `count` messages, `dead` of which nobody waits for any more."""
+    """A bucket.
+
+    Its file is durable up to `size`, with `count` messages, `dead_count` of which are not pending any more.
+    """
 
     span: Span
     size: int
@@ -217,10 +223,11 @@ class Listed(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """`offset`, `number`: arrivals before are in the buckets, or were settled. `broker_ms`: broker time, at least.
+    """`spilled_offset`, `spilled_number`: earlier arrivals are in the buckets or done.
 
-    `note`: what the delay queue wants to find again, opaque here, at most NOTE_SIZE_MAX bytes. `counted`: `dead` has
-    what is cancelled or moved by notes before this offset of the arrivals; 0: it is not known.
+    `broker_ms`: lower bound of broker time. `queue_state`: opaque state of the delay queue, at most
+    QUEUE_STATE_SIZE_MAX bytes. `counted_offset`: `dead_count` includes cancels and reschedules by headers before this
+    offset of the arrival log; 0: unknown.
     """
 
     identity: Identity
@@ -233,20 +240,23 @@ class Checkpoint(NamedTuple):
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """One copy. Raises TooLarge."""
-    identity, offset, number, broker_ms, buckets, note, counted = checkpoint
-    if len(note) > NOTE_SIZE_MAX:
-        raise TooLarge("the note in the checkpoint", len(note), NOTE_SIZE_MAX)
+    """Encode one copy. Raises TooLarge."""
+    identity, offset, number, broker_ms, buckets, queue_state, counted = checkpoint
+    if len(queue_state) > NOTE_SIZE_MAX:
+        raise TooLarge("the queue state in the checkpoint", len(queue_state), NOTE_SIZE_MAX)
     head = HEAD.pack(
-        MAGIC, VERSION, 0, *identity, offset, number, broker_ms, counted, len(buckets), len(note)
+        MAGIC, VERSION, 0, *identity, offset, number, broker_ms, counted, len(buckets), len(queue_state)
     )
     rows = (ROW.pack(*bucket.span, bucket.size, bucket.count, bucket.dead) for bucket in buckets)
-    data = b"".join([head, *rows, note])
+    data = b"".join([head, *rows, queue_state])
     return data + SUM.pack(crc32(data))
 
 
 def decode_checkpoint(data: bytes, position: int, path: str) -> Checkpoint:
-    """The copy at `position` of the file, whose half `data` is. Raises Corrupt, NewerFormat."""
+    """Decode the copy at `position`; `data` is that half of the file.
+
+    Raises Corrupt, NewerFormat.
+    """
 
     def bad(reason: str) -> Corrupt:
         return Corrupt(path, position, position + len(data), reason)
@@ -257,7 +267,7 @@ def decode_checkpoint(data: bytes, position: int, path: str) -> Checkpoint:
         end = begins + note_size
         (crc,) = SUM.unpack_from(data, end)
     except StructError:
-        raise bad("shorter than it says") from None
+        raise bad("shorter than its own size") from None
     if magic != MAGIC or crc32(data[:end]) != crc:
         raise bad("it fails its checksum")
     if version > VERSION or zero:
@@ -266,12 +276,16 @@ def decode_checkpoint(data: bytes, position: int, path: str) -> Checkpoint:
     rows = ROW.iter_unpack(data[HEAD.size : begins])
     buckets = [Listed(Span(start, exponent), *sizes) for start, exponent, *sizes in rows]
     if not all(bucket.span.is_valid for bucket in buckets):
-        raise bad("it names a span of time that cannot be")
+        raise bad("it lists an invalid time span")
     return Checkpoint(Identity(store_id, salt), offset, number, broker_ms, buckets, data[begins:end], counted)
 
 
 class CheckpointFile:
-    """The checkpoint in `folder`. One thread at a time."""
+    """The checkpoint file in `folder`. One thread at a time.
+
+    A new checkpoint is written to a temporary file, fsynced and renamed: after a power failure the old or the new one
+    exists, and on a full disk the old one stays.
+    """
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self.disk = disk
@@ -279,7 +293,10 @@ class CheckpointFile:
         self.path = filenames.join(folder, filenames.CHECKPOINT_NAME)
 
     def read(self) -> Checkpoint | None:
-        """None if there is none. Raises Corrupt if neither copy is whole, NewerFormat, OSError."""
+        """Read it; None if there is none.
+
+        Raises Corrupt if both copies are damaged, NewerFormat, OSError.
+        """
         if not self.disk.exists(self.path):
             return None
         faults = []
@@ -288,12 +305,10 @@ class CheckpointFile:
                 return decode_checkpoint(data, position, self.path)
             except Corrupt as error:
                 faults.append(error)
-        raise Corrupt(
-            self.path, 0, faults[-1].next, f"neither of its two copies is whole: {faults[0].reason}"
-        )
+        raise Corrupt(self.path, 0, faults[-1].next, f"both of its copies are damaged: {faults[0].reason}")
 
     def faulty(self) -> list[Corrupt]:
-        """What is wrong with the copies, one by one; nothing where there is no file. Raises NewerFormat, OSError."""
+        """Return the damage of each copy; empty if there is no file. Raises NewerFormat, OSError."""
         faults = []
         for position, data in self._copies() if self.disk.exists(self.path) else ():
             try:
@@ -303,7 +318,10 @@ class CheckpointFile:
         return faults
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Returns when it survives a power cut. Raises Full, TooLarge (the old one counts), OSError (either does)."""
+        """Write a checkpoint, durable when this returns.
+
+        Raises Full, TooLarge (the old one is kept), OSError (either one may be on disk).
+        """
         copy = encode_checkpoint(checkpoint)
         copy += bytes(-len(copy) % PAGE)
         new = self.path + filenames.NEW_SUFFIX
@@ -316,7 +334,7 @@ class CheckpointFile:
             except Full:
                 file.close()
                 raise
-            # After a failed force it stays open: the error is the caller's, and closing could swallow it.
+            # Leave the file open after a failed fsync: closing it could swallow the error.
             file.force()
             file.close()
             self.disk.rename(new, self.path)
@@ -327,7 +345,7 @@ class CheckpointFile:
         self.disk.force_folder(self.folder)
 
     def settle(self) -> None:
-        """Forces the checkpoint that was read: an earlier process may have written it without seeing it forced.
+        """Fsync the existing checkpoint, which an earlier process may have left without an fsync.
 
         Raises OSError.
         """

@@ -1,4 +1,4 @@
-"""Lists and counts of what waits in a bucket, from columns only: no message is read, no record is an object."""
+"""Lists and counts of the messages in a bucket, from columns only: no record is read."""
 
 from array import array
 from bisect import bisect_left
@@ -12,7 +12,7 @@ from tfmq.delay.buckets.format import SLOT_SHIFT, Columns, Numbers
 
 
 class Row(NamedTuple):
-    """One message in a list. `locator` as `columns` describes it; `absolute`: its sender named a time."""
+    """One listed message. `absolute`: the sender set an absolute time."""
 
     due: int
     number: int
@@ -30,7 +30,7 @@ def rows_of(
     end_due: int,
     log_ids: Collection[int] | None,
 ) -> Iterator[Row]:
-    """As `Buckets.rows`, of one bucket."""
+    """List the messages of one bucket, see `BucketStore.rows`."""
     chunks = bucket.load(files)
     yield from merge(*[_rows(bucket.slot, columns, first_turn, end_due, log_ids) for columns in chunks])
 
@@ -38,7 +38,7 @@ def rows_of(
 def _rows(
     slot: int, columns: Columns, first_turn: tuple[int, int], end_due: int, log_ids: Collection[int] | None
 ) -> Iterator[Row]:
-    """Of one chunk, in the order of turns, as they are asked for: only what may be wanted is sorted."""
+    """List the messages of one chunk in the order of turns; only what may be wanted is sorted."""
     dues, numbers, targets, sizes, flags, positions, table = columns
     for index in _order(columns, first_turn[0], end_due, log_ids):
         due, number = dues[index], numbers[index]
@@ -48,7 +48,7 @@ def _rows(
 
 
 def _order(columns: Columns, first_due: int, end_due: int, log_ids: Collection[int] | None) -> Sequence[int]:
-    """Indices of those that are due in time and for one of the logs, by turns."""
+    """Return the sorted indices of messages in the range of due times and for these logs."""
     dues = columns.dues
     keep: Iterable[int] = range(columns.length)
     wanted = _wanted(columns, log_ids)
@@ -64,7 +64,7 @@ def _order(columns: Columns, first_due: int, end_due: int, log_ids: Collection[i
 
 
 def _wanted(columns: Columns, log_ids: Collection[int] | None) -> bytes | None:
-    """A byte for each message: whether it is for one of these logs; None: all are."""
+    """Return one byte a message, 1 if it is for one of these logs; None: all are."""
     if log_ids is None:
         return None
     wanted = [target.log_id in log_ids for target in columns.table]
@@ -74,7 +74,10 @@ def _wanted(columns: Columns, log_ids: Collection[int] | None) -> bytes | None:
 def counts_of(
     bucket: Bucket, files: OpenFiles, edges: Sequence[int], log_ids: Collection[int] | None
 ) -> list[int]:
-    """As `Buckets.histogram`, of one bucket: it is not read where it lies between two edges and all logs count."""
+    """Count messages of one bucket, see `BucketStore.histogram`.
+
+    The file is not read if the bucket is between two edges and all logs count.
+    """
     counts = [0] * max(0, len(edges) - 1)
     index = bisect_left(edges, bucket.span.start + 1) - 1
     if log_ids is None and 0 <= index < len(counts) and bucket.span.end <= edges[index + 1]:
@@ -86,7 +89,7 @@ def counts_of(
 
 
 def counts_in(dues: Sequence[Sequence[int]], edges: Sequence[int]) -> list[int]:
-    """How many of the dues, in pieces, lie between each edge and the next."""
+    """Count the due times, given in pieces, between each edge and the next."""
     counts = [0] * max(0, len(edges) - 1)
     for each in dues:
         _count(each, edges, counts)
@@ -99,7 +102,7 @@ def _dues(columns: Columns, log_ids: Collection[int] | None) -> Numbers:
 
 
 def _count(dues: Sequence[int], edges: Sequence[int], counts: list[int]) -> None:
-    """Adds to `counts` how many lie between each edge and the next."""
+    """Add the counts between each edge and the next to `counts`."""
     ordered = sorted(dues)
     below = [bisect_left(ordered, edge) for edge in edges]
     for index in range(len(counts)):

@@ -1,12 +1,4 @@
-"""The delayed messages on the disk: buckets, each a file with what is due in one span of time (`spans`).
-
-A hierarchical timing wheel in files: what arrives is spilled to the bucket that covers its due time, coarse while it is
-far away; a coarse one is cut into finer ones when its time comes near, a large one at once. Nothing counts before the
-checkpoint lists it, and whatever it lists is forced: a power cut anywhere leaves the set as it was before or after.
-
-Threads: the *owner* reads the set, `retire`s and `release`s; `spill`, `split`, `commit` and `close` may run in a
-worker, one waits for the other; `load`, `read`, `rows` and `histogram` run in any thread, also beside those.
-"""
+"""The bucket store: delayed messages on disk, in one bucket file for each span of due times."""
 
 from __future__ import annotations
 
@@ -31,33 +23,50 @@ from tfmq.delay.buckets.writer import Additions, Growth, Pending, Spilled, messa
 __all__ = ["Bucket", "Buckets", "Columns", "Pending", "Row", "Spilled"]
 
 SPLIT_ENTRIES: Final = 262_144
-"""A bucket with more is cut into finer ones: loading it would take longer than 60 ms, and 6 MB of the wheel."""
+"""Buckets with more messages are split.
+
+Loading one would take more than 60 ms, and 6 MB of the wheel.
+"""
 CASCADE_SPANS: Final = 2
-"""A coarse bucket is cut when its time is as many of the finer spans away: later would delay a load."""
+"""A coarse bucket is split when it is this many finer spans away; later would delay a load."""
 
 
 class Buckets:
-    """See the module. Made by `Buckets.open`."""
+    """The set of bucket files: a hierarchical timing wheel on disk.
+
+    Created by `BucketStore.open`. Arrivals are spilled to the bucket of their due time, which covers a long span while
+    it is distant. Such a bucket is split into finer ones before it is due, and a large one at once. Data counts only
+    when the checkpoint lists it, and everything listed is durable: a power failure leaves the set as it was before or
+    after an operation.
+
+    Threads: the broker thread reads the set and calls `mark_obsolete` and `release`. `spill`, `split`, `commit` and
+    `close` may run in workers, one at a time. `load`, `read`, `rows` and `histogram` may run in any thread, at the
+    same time as these.
+    """
 
     def __init__(self, disk: Disk, folder: str, opening: BucketOpening) -> None:
         checkpoint = opening.checkpoint
         self.folder = folder
         self.identity = checkpoint.identity
         self.labels = opening.labels
-        """What the opening met: rows of `bucket_recovery`."""
+        """Labels of the decisions at the start, from the table in `recovery`."""
         self.broker_ms = checkpoint.broker_ms
-        """Broker time as the last checkpoint had it."""
+        """Broker time of the last checkpoint."""
         self.note = checkpoint.note
-        """What the last `commit` with a note was given."""
+        """The state that was passed to the last `commit`, opaque here."""
         self.spilled_offset = checkpoint.offset
         self.spilled_number = checkpoint.number
-        """Arrivals before this offset, with numbers below this, are in buckets or were settled: the next spill goes on
-        there, and the arrivals may be truncated up to there."""
+        """Arrivals before these, by offset and number, are in buckets, delivered or cancelled.
+
+        The next spill starts there, and the arrival log may be truncated up to there.
+        """
         self.counted_offset = checkpoint.counted
-        """What is cancelled or moved by notes before this offset of the arrivals is in `dead` of its bucket. The owner
-        changes neither while something is written."""
+        """Arrival log offset up to which cancels and reschedules are counted in `Bucket.dead_count`.
+
+        Constant while files are written.
+        """
         self.stopped: str | None = None
-        """Why nothing is written any more, until the next start; what was forced is still served."""
+        """Why nothing is written until the next start; durable data is still served."""
         self.files = OpenFiles(disk)
         self._disk = disk
         self._file = opening.file
@@ -74,9 +83,10 @@ class Buckets:
     def open(
         cls, disk: Disk, folder: str, *, new_id: Callable[[], int], randomness: Callable[[int], bytes]
     ) -> Buckets:
-        """Opens the set in `folder` (DATA/delay, which exists), or makes one (`new_id` is called only then).
+        """Open the store in `folder` (DATA/delay, which exists), or create one.
 
-        Raises Corrupt (nothing was changed), NewerFormat, Full, OSError. May run in a worker.
+        `new_id` is called for a new store only. Raises Corrupt (nothing was changed), NewerFormat, Full, OSError. May
+        run in a worker.
         """
         opening = BucketOpening(disk, folder, new_id, randomness)
         opening.run()
@@ -84,41 +94,44 @@ class Buckets:
 
     @property
     def store_id(self) -> int:
-        """Which store of delayed messages this is: in handles, and in the sources of what it fires."""
+        """The id of this store, in handles and in the sources of the appends that it causes."""
         return self.identity.store_id
 
-    # The set.
+    # The set
 
     @property
     def leaves(self) -> Sequence[Bucket]:
-        """Every bucket that counts, by time; their spans never overlap."""
+        """All live buckets by time; their spans never overlap."""
         return self._leaves.all
 
     @property
     def damage(self) -> list[Corrupt]:
-        """What of those that are there could not be read so far."""
+        """Damage found so far in existing buckets."""
         with self._set:
             there = [*self._leaves.all, *self._retired.buckets()]
         return [error for bucket in there for error in bucket.damage]
 
     def leaf(self, due: int) -> Bucket | None:
-        """The bucket whose span holds `due`."""
+        """Return the live bucket whose span contains `due`, if any."""
         return self._leaves.at(due)
 
     def next_after(self, due: int) -> Bucket | None:
-        """The first bucket with a span that ends behind `due`: the one to load when the horizon is there."""
+        """Return the first live bucket that ends after `due`: the next one to load."""
         return next(iter(self._leaves.from_due(due)), None)
 
     def by_slot(self, slot: int) -> Bucket:
-        """The bucket of a locator, also a split one until it is released. Raises KeyError."""
+        """Return the bucket of a locator, also a split one until it is released. Raises KeyError."""
         return self._slots[slot]
 
     def full(self) -> Sequence[Bucket]:
-        """Those with more than SPLIT_ENTRIES messages, which `split` should cut."""
+        """Return buckets with more than SPLIT_ENTRIES messages, which should be split."""
         return self._full
 
     def cascade_due(self, now_ms: int) -> list[Bucket]:
-        """Coarse ones whose time comes within CASCADE_SPANS of the finer spans, or is there: for `split`."""
+        """Return coarse buckets that are due within CASCADE_SPANS of the finer spans, or now.
+
+        They should be split.
+        """
         return [
             bucket
             for bucket in self._leaves.coarse
@@ -127,51 +140,53 @@ class Buckets:
         ]
 
     def retire(self, bucket: Bucket) -> None:
-        """Everything in it is settled, and that is forced: it counts no more, and the next `commit` removes the file.
+        """Mark a bucket obsolete: all its messages are durably delivered.
 
-        Should a spill put something new into it meanwhile, it counts again.
+        The next `commit` deletes the file. A spill that adds messages to it meanwhile makes it live again.
         """
         with self._set:
             if self._leaves.at(bucket.span.start) is bucket:
-                self._have(leaf for leaf in self._leaves.all if leaf is not bucket)
+                self._have(each for each in self._leaves.all if each is not bucket)
                 self._retired.add(bucket, is_listed=True, is_held=False)
 
     def release(self, bucket: Bucket) -> None:
-        """Nobody has a locator into this bucket any more, which was split: the next `commit` removes the file."""
+        """Release a split bucket that no locator refers to. The next `commit` deletes the file."""
         with self._set:
             self._retired.release(bucket)
 
-    # Reading.
+    # Reads
 
     def load(self, bucket: Bucket) -> Iterator[Columns]:
-        """A chunk at a time, without what is damaged: that is named in `bucket.damage`, and logged. In a worker.
+        """Yield the columns of each chunk of a bucket, without damaged ones. In a worker.
 
-        Raises NewerFormat, OSError, Full (no descriptor left).
+        Damage is recorded and logged. Raises NewerFormat, OSError, Full (no file descriptor left).
         """
         return bucket.load(self.files)
 
     def read(
         self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = ALL_BYTES
     ) -> list[bytes | None]:
-        """The records at these positions, proven to be those of these numbers; None: damaged, and named.
+        """Read the records at these positions and verify that they have these numbers.
 
-        Ends behind the record with which `bytes_max` is reached: the answer is shorter then. Fastest where positions
-        rise and lie close together. Raises KeyError, OSError, Full (no descriptor left). In a worker.
+        None: damaged, and recorded. Stops after the record with which `bytes_max` is reached, so the result may be
+        shorter. Fastest if positions ascend and are close together. Raises KeyError, OSError, Full (no file descriptor
+        left). In a worker.
         """
         return self._slots[slot].read(self.files, positions, numbers, bytes_max)
 
     def read_cached(
         self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = ALL_BYTES
     ) -> list[bytes | None] | None:
-        """As `read`; None where that would wait for the disk."""
+        """Like `read`, but return None if that would wait for the disk."""
         return self._slots[slot].read_cached(self.files, positions, numbers, bytes_max)
 
     def rows(
         self, first_turn: tuple[int, int], end_due: int, log_ids: Collection[int] | None = None
     ) -> Iterator[Row]:
-        """Messages from the turn (due, number) on up to below `end_due`, in the order of turns; of these logs only.
+        """Yield messages from the turn `first_turn` up to before `end_due`, in the order of turns.
 
-        Also those that were settled or cancelled since. Reads columns only, a bucket at a time. Raises OSError.
+        Only of these logs. Delivered and cancelled messages are included. Reads columns only, one bucket at a time.
+        Raises OSError.
         """
         for bucket in self._leaves.from_due(first_turn[0]):
             if bucket.span.start >= end_due:
@@ -180,7 +195,7 @@ class Buckets:
                 yield from rows_of(bucket, self.files, first_turn, end_due, log_ids)
 
     def histogram(self, edges: Sequence[int], log_ids: Collection[int] | None = None) -> list[int]:
-        """How many are due from each edge up to below the next one; edges rise. As `rows`."""
+        """Count messages due between each edge and the next; edges ascend. Otherwise like `rows`."""
         if len(edges) < 2:
             return []
         total = [0] * (len(edges) - 1)
@@ -193,14 +208,14 @@ class Buckets:
 
     @contextmanager
     def unless_gone(self, bucket: Bucket) -> Iterator[None]:
-        """A bucket that is settled and removed while a list is made has nothing for it."""
+        """Context manager: ignore that the file of an obsolete bucket was deleted meanwhile."""
         try:
             yield
         except FileNotFoundError:
             if self._slots.get(bucket.slot) is bucket:
                 raise
 
-    # Writing.
+    # Writes
 
     def spill(
         self,
@@ -211,10 +226,11 @@ class Buckets:
         pending: Pending,
         note: bytes | None = None,
     ) -> Spilled:
-        """Puts arrivals from `spilled_offset` up to `to_offset` (numbers below `to_number`) into buckets; in a worker.
+        """Spill arrivals from `spilled_offset` to `to_offset` to buckets. In a worker.
 
-        Written, forced together, then the checkpoint, with `now_ms` as broker time and `note` as in `commit`. Raises
-        Full (all is as it was, try again later), Stopped, OSError (of a write: it stops), and what `batches` raise.
+        Their numbers are below `to_number`. Buckets are written and fsynced together, then the checkpoint is written,
+        with `now_ms` as broker time and `queue_state` as in `commit`. Raises Full (nothing was changed, retry later),
+        Stopped, OSError (the store has stopped), and errors of `batches`.
         """
         with self._writing:
             self._writable()
@@ -225,17 +241,17 @@ class Buckets:
                 for batch in batches:
                     additions.put(messages_of(batch, pending))
                 additions.finish()
-                place = (to_offset, to_number, max(now_ms, self.broker_ms))
-                self._checkpoint(place, additions, note=note)
+                position = (to_offset, to_number, max(now_ms, self.broker_ms))
+                self._checkpoint(position, additions, note=note)
             self._sweep()
             return Spilled(additions.count, additions.size_bytes)
 
     def split(self, bucket: Bucket, pending: Pending) -> list[Bucket] | None:
-        """Puts what of a bucket is pending into finer ones, forced and listed; it counts no more then, but may be read
-        until `release`.
+        """Move the pending messages of a bucket to finer buckets, durable when this returns.
 
-        Nothing is done (None) with one that does not count, is of the finest level, or has to wait for the release of
-        another one. Raises as `spill`. In a worker.
+        In a worker. The bucket is not live any more, but can be read until `release`. Returns None, without a change,
+        if the bucket is not live, is of the finest level, or overlaps a split bucket that is not released. Raises as
+        `spill`.
         """
         with self._writing:
             self._writable()
@@ -260,18 +276,22 @@ class Buckets:
             return sorted((growth.bucket for growth in additions.growth.values()), key=_start)
 
     def commit(self, broker_ms: int, note: bytes | None = None) -> None:
-        """Writes the checkpoint, forced, then removes the files that count no more. Raises as `spill`. In a worker.
+        """Write the checkpoint, durable when this returns, then delete obsolete files.
 
-        `note`: bytes to be found again in `note`, also by the next start; None: those that are there.
+        Raises as `spill`. In a worker.
+        `queue_state`: opaque bytes to store as `queue_state`, also for the next start; None: keep those.
         """
         with self._writing:
             self._writable()
-            place = (self.spilled_offset, self.spilled_number, max(broker_ms, self.broker_ms))
-            self._checkpoint(place, None, note=note)
+            position = (self.spilled_offset, self.spilled_number, max(broker_ms, self.broker_ms))
+            self._checkpoint(position, None, note=note)
             self._sweep()
 
     def close(self, broker_ms: int, note: bytes | None = None) -> None:
-        """A last checkpoint, unless it is stopped; the files are closed in any case. Raises Full, OSError."""
+        """Write a last checkpoint unless the store has stopped; close the files in any case.
+
+        Raises Full, OSError.
+        """
         try:
             if self.stopped is None:
                 self.commit(broker_ms, note)
@@ -279,7 +299,7 @@ class Buckets:
             self.abandon()
 
     def abandon(self) -> None:
-        """Gives the files back, and writes nothing: for a start that fails. Twice is harmless."""
+        """Close the files and write nothing, for a failed start. May be called twice."""
         self.stopped = self.stopped or "it is closed"
         self.files.close()
         self._anchor.close()
@@ -293,11 +313,11 @@ class Buckets:
         return Additions(*files, span_of, self._bucket_of, arrivals)
 
     def _bucket_of(self, span: Span) -> tuple[Bucket, bool]:
-        """The bucket of exactly this span, and whether it has to be made."""
+        """Return the bucket of exactly this span, and whether it is new."""
         with self._set:
-            leaf = self._leaves.at(span.start)
-            if leaf is not None and leaf.span == span:
-                return leaf, False
+            live = self._leaves.at(span.start)
+            if live is not None and live.span == span:
+                return live, False
             listed = self._retired.listed(span)
             if listed is not None:
                 return listed, False
@@ -308,13 +328,16 @@ class Buckets:
 
     @contextmanager
     def _undoing(self, additions: Additions) -> Iterator[None]:
-        """Takes additions back where they, or their checkpoint, fail; stops where the disk lost something."""
+        """Context manager: undo the writes if they or their checkpoint fail.
+
+        Stop if data on disk is in doubt.
+        """
         try:
             yield
         except BaseException:
             self._slots.drop(growth.bucket for growth in additions.growth.values() if growth.is_new)
             if self.stopped is None and additions.failure is None:
-                with suppress(OSError):  # It is noted as the failure.
+                with suppress(OSError):  # It is recorded in `failure`.
                     additions.undo()
             if additions.failure is not None:
                 self._stop(additions.failure)
@@ -328,11 +351,14 @@ class Buckets:
         split: Bucket | None = None,
         note: bytes | None = None,
     ) -> None:
-        """Lists what counts with the additions, forced; then it is so here, too. Raises Full, OSError (it stops)."""
+        """Write a checkpoint with the added data, durable, then update the set.
+
+        Raises Full, OSError (it stops).
+        """
         growth = list(additions.growth.values()) if additions is not None else []
         with self._set:
             rows = {
-                leaf.span: Listed(leaf.span, leaf.size, leaf.count, leaf.dead) for leaf in self._leaves.all
+                live.span: Listed(live.span, live.size, live.count, live.dead) for live in self._leaves.all
             }
             omitted = self._retired.spans()
         for each in growth:
@@ -357,20 +383,22 @@ class Buckets:
             each.bucket.size, each.bucket.count = each.size, each.count
             self._retired.counts_again(each.bucket)
         added = {each.bucket.span: each.bucket for each in growth}
-        leaves = {leaf.span: leaf for leaf in self._leaves.all if leaf is not split}
-        self._have((leaves | added).values())
+        live_buckets = {live.span: live for live in self._leaves.all if live is not split}
+        self._have((live_buckets | added).values())
         if split is not None:
             self._retired.add(split, is_listed=False, is_held=True)
 
     def _have(self, leaves: Iterable[Bucket]) -> None:
-        """From now on these count."""
+        """Set the live buckets."""
         self._leaves = Leaves(leaves)
         self._full = [
-            leaf for leaf in self._leaves.all if leaf.count > SPLIT_ENTRIES and leaf.span.exponent > FINEST
+            bucket
+            for bucket in self._leaves.all
+            if bucket.count > SPLIT_ENTRIES and bucket.span.exponent > FINEST
         ]
 
     def _sweep(self) -> None:
-        """Removes files that nothing lists and nobody reads. Raises OSError: it stops."""
+        """Delete files that are neither listed nor read. Raises OSError: the store has stopped."""
         with self._set:
             gone = self._retired.removable()
         for bucket in gone:
@@ -394,7 +422,7 @@ def _start(bucket: Bucket) -> int:
 
 
 class Spanned(Protocol):
-    """What has a span."""
+    """An object with a time span."""
 
     @property
     def span(self) -> Span: ...
@@ -404,46 +432,47 @@ Leaf = TypeVar("Leaf", bound=Spanned)
 
 
 class Leaves(Generic[Leaf]):
-    """The buckets that count, by time: spans that never overlap, and which span a new due goes to.
+    """The live buckets by time; their spans never overlap.
 
-    A value: whoever changes the set makes a new one and puts it in the old one's place, so that any thread may read.
+    Immutable, so that any thread may read it: a change of the set creates a new index.
     """
 
     def __init__(self, leaves: Iterable[Leaf] = ()) -> None:
-        self.all: Sequence[Leaf] = tuple(sorted(leaves, key=lambda leaf: leaf.span))
-        self.coarse: Sequence[Leaf] = tuple(leaf for leaf in self.all if leaf.span.exponent > USUAL)
-        """Those that are cut finer before they are due: few, however many there are."""
-        self._starts = [leaf.span.start for leaf in self.all]
+        self.all: Sequence[Leaf] = tuple(sorted(leaves, key=lambda bucket: bucket.span))
+        self.coarse: Sequence[Leaf] = tuple(bucket for bucket in self.all if bucket.span.exponent > USUAL)
+        """Buckets that are split before they are due; always few."""
+        self._starts = [bucket.span.start for bucket in self.all]
 
     def at(self, due: int) -> Leaf | None:
-        """The one whose span holds `due`."""
+        """Return the bucket whose span contains `due`, if any."""
         index = bisect_right(self._starts, due) - 1
         return self.all[index] if index >= 0 and due < self.all[index].span.end else None
 
     def from_due(self, due: int) -> Sequence[Leaf]:
-        """Those with a span that ends behind `due`, in order."""
+        """Return the buckets that end after `due`, in order."""
         index = bisect_right(self._starts, due)
         return self.all[index - 1 if index and self.all[index - 1].span.end > due else index :]
 
     def overlapping(self) -> list[tuple[Leaf, Leaf]]:
-        """Neighbours that overlap: there should be none."""
+        """Return neighbours that overlap; there should be none."""
         pairs = zip(self.all, self.all[1:], strict=False)
         return [(one, other) for one, other in pairs if other.span.start < one.span.end]
 
 
 class Plan:
-    """Which span each due of a spill goes to: that of a leaf, or a new one, which later dues then find.
+    """The spans for the due times of a spill.
 
-    `taken`: no new one may be exactly one of these; none of them is of the finest level.
+    Those of live buckets, or new ones, which later due times use.
+    `taken`: spans that no new one may be equal to; none of them is of the finest level.
     """
 
     def __init__(self, leaves: Iterable[Spanned], now_ms: int, taken: Collection[Span] = ()) -> None:
-        self._spans = sorted(leaf.span for leaf in leaves)
+        self._spans = sorted(bucket.span for bucket in leaves)
         self._now_ms = now_ms
         self._taken = taken
 
     def span_of(self, due: int) -> Span:
-        """The leaf's that holds `due`; else a new one's, as coarse as `level_of` says where that overlaps no leaf."""
+        """Return the span of the live bucket for `due`, else of a new one that overlaps none."""
         spans = self._spans
         index = bisect_right(spans, due, key=_leaf_start) - 1
         if index >= 0 and due < spans[index].end:
@@ -455,7 +484,10 @@ class Plan:
         return span
 
     def _overlaps(self, span: Span) -> bool:
-        """Whether a leaf begins in it: one that holds all of it would hold the due."""
+        """Return whether a live bucket starts in the span.
+
+        One that contains it would contain the due time.
+        """
         index = bisect_left(self._spans, span.start, key=_leaf_start)
         return index < len(self._spans) and self._spans[index].start < span.end
 
@@ -468,17 +500,16 @@ def _leaf_start(span: Span) -> int:
 class _Entry:
     bucket: Bucket
     is_listed: bool
-    """The checkpoint on the disk names it: its file must be there."""
+    """The durable checkpoint lists it, so its file must exist."""
     is_held: bool
-    """It was split, and is read by those who have locators into it."""
+    """It was split and is still read by locators."""
 
 
 class Retired:
-    """Buckets that count no more, whose files are still there: until the checkpoint does not list them and nobody has a
-    locator into them.
+    """Buckets that are not live but still have files.
 
-    The caller keeps two threads apart. A file in which damage was met is not removed but renamed, so that nothing of
-    what may be left in it is given up.
+    They are listed in the checkpoint, or locators refer to them. Not thread-safe: the caller holds a lock. A file with
+    damage is renamed instead of deleted, so that its contents are not lost.
     """
 
     def __init__(self, disk: Disk, files: OpenFiles) -> None:
@@ -487,54 +518,63 @@ class Retired:
         self._entries: dict[Span, _Entry] = {}
 
     def add(self, bucket: Bucket, *, is_listed: bool, is_held: bool) -> None:
-        """It counts no more."""
+        """Add a bucket that is not live any more."""
         self._entries[bucket.span] = _Entry(bucket, is_listed, is_held)
 
     def release(self, bucket: Bucket) -> None:
-        """Nobody reads it any more."""
+        """Mark that no locator refers to the bucket."""
         entry = self._entries.get(bucket.span)
         if entry is not None and entry.bucket is bucket:
             entry.is_held = False
 
     def counts_again(self, bucket: Bucket) -> None:
-        """Something was added to it meanwhile."""
+        """Remove a bucket that is live again, because messages were added to it."""
         entry = self._entries.get(bucket.span)
         if entry is not None and entry.bucket is bucket:
             del self._entries[bucket.span]
 
     def listed(self, span: Span) -> Bucket | None:
-        """The one of exactly this span, if its file is listed still, and so can be added to."""
+        """Return the bucket of exactly this span if the checkpoint still lists it.
+
+        It can be written to.
+        """
         entry = self._entries.get(span)
         return entry.bucket if entry is not None and entry.is_listed else None
 
     def unlisted(self, spans: Iterable[Span]) -> None:
-        """The checkpoint on the disk does not name these any more."""
+        """Record that the durable checkpoint does not list these any more."""
         for span in spans:
             if span in self._entries:
                 self._entries[span].is_listed = False
 
     def buckets(self) -> list[Bucket]:
-        """All of them."""
+        """Return all buckets."""
         return [entry.bucket for entry in self._entries.values()]
 
     def spans(self) -> list[Span]:
-        """Of all of them."""
+        """Return the spans of all buckets."""
         return list(self._entries)
 
     def held_spans(self) -> frozenset[Span]:
-        """Whose files are there, read by somebody and not listed: no new bucket can have their names."""
+        """Return the spans of existing files that are not listed.
+
+        No new bucket can have their names.
+        """
         return frozenset(span for span, entry in self._entries.items() if not entry.is_listed)
 
     def removable(self) -> list[Bucket]:
-        """Those that nothing lists and nobody reads."""
+        """Return the buckets that are neither listed nor read."""
         return [e.bucket for e in self._entries.values() if not e.is_listed and not e.is_held]
 
     def forget(self, bucket: Bucket) -> None:
-        """Its file is gone."""
+        """Remove a bucket whose file was deleted."""
         del self._entries[bucket.span]
 
     def remove(self, bucket: Bucket) -> None:
-        """Its file goes. Raises Full (a damaged one that cannot be renamed: it stays), OSError. Beside everything."""
+        """Delete the file. Thread-safe.
+
+        Raises Full (a damaged file cannot be renamed: it stays), OSError.
+        """
         self._files.forget(bucket.path)
         kept = bucket.path + DAMAGED_SUFFIX
         if bucket.damage and not self._disk.exists(kept):
@@ -543,11 +583,14 @@ class Retired:
             self._disk.unlink(bucket.path)
 
 
-# Short names of buckets, for locators: a number from 1 to 65,535 for each that is there. Any thread.
+# Short ids of buckets for locators: 1 to 65,535.
 
 
 class Slots:
-    """Who has which. A slot is given again only after all others: a locator that went stale finds nobody, for long."""
+    """Allocated bucket ids, for reads in any thread.
+
+    A free id is reused only after all others, so an outdated locator refers to no bucket for a long time.
+    """
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self._buckets = {bucket.slot: bucket for bucket in buckets}
@@ -557,16 +600,16 @@ class Slots:
         return self._buckets[slot]
 
     def get(self, slot: int) -> Bucket | None:
-        """Who has it."""
+        """Return the bucket of an id, None if it is free."""
         return self._buckets.get(slot)
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def free(self) -> int:
-        """One that nobody has. Raises Full if there is none."""
+        """Allocate an id. Raises Full if there is none."""
         if len(self._buckets) >= SLOTS_MAX:
-            raise Full(f"{SLOTS_MAX} buckets of delayed messages are there, and there can be no more")
+            raise Full(f"the limit of {SLOTS_MAX} buckets of delayed messages is reached")
         slot = self._last
         while True:
             slot = slot % SLOTS_MAX + 1
@@ -575,10 +618,10 @@ class Slots:
                 return slot
 
     def put(self, bucket: Bucket) -> None:
-        """It has its slot from now on."""
+        """Register a bucket under its id."""
         self._buckets[bucket.slot] = bucket
 
     def drop(self, buckets: Iterable[Bucket]) -> None:
-        """They are gone."""
+        """Free the ids of these buckets."""
         for bucket in buckets:
             self._buckets.pop(bucket.slot, None)

@@ -1,7 +1,6 @@
-"""What is being added to the buckets: gathered for each span, written by chunks, forced, or taken back.
+"""Writes messages to buckets.
 
-One thread at a time, a worker. Nothing of it counts before the next checkpoint lists it: a bucket's `size` and `count`
-stay as they are meanwhile. What is gathered is bounded: the fullest spans are written first.
+Collects them for each span, writes chunks, fsyncs, or undoes all.
 """
 
 from __future__ import annotations
@@ -41,16 +40,19 @@ from tfmq.delay.buckets.format import (
 )
 
 GATHERED_BYTES: Final = 32 << 20
-"""Kept in memory for all spans together, before the largest chunks are written."""
+"""Bytes in memory for all spans together before the largest buffers are written."""
 UNFORCED_MAX: Final = 64
-"""Files that are open at once because they are not forced yet."""
+"""Maximum of files that are open because they are not fsynced yet."""
 JOINT_MIN: Final = 8
-"""From so many files on one force of the file system costs less than one of each."""
+"""From this many files on one syncfs is cheaper than an fsync for each."""
 
 
 @dataclass
 class Growth:
-    """What a bucket comes to with what was added; its own `size` and `count` are as before."""
+    """The size and count that a bucket will have.
+
+    Its own `size` and `count` do not change before the checkpoint.
+    """
 
     bucket: Bucket
     size: int
@@ -60,11 +62,13 @@ class Growth:
 
 
 class Additions:
-    """See the module. `span_of(due)`: which span it goes to. `bucket_of(span)`: the bucket, and whether it is a new
-    one, which has no file yet.
+    """Adds messages to buckets. One thread at a time, a worker.
 
-    `arrivals`: the offset of the arrivals up to which the buckets are complete then. `failure`: a write or a force
-    failed in a way that is not to be retried.
+    Nothing counts before the next checkpoint lists it. Memory is bounded: the largest buffers are written first.
+
+    `span_of(due)`: the span of a due time. `bucket_of(span)`: the bucket, and whether it is new and has no file yet.
+    `arrivals`: the offset of the arrival log up to which the buckets will be complete. `failure`: an error of a write
+    or fsync that must not be retried.
     """
 
     def __init__(
@@ -87,13 +91,13 @@ class Additions:
         self._bucket_of = bucket_of
         self._arrivals = arrivals
         self._mixed = Draft()
-        """Of several spans, to be sorted together."""
+        """Messages of several spans, which are sorted together."""
         self._drafts: dict[Span, Draft] = {}
         self._gathered = 0
         self._unforced: dict[str, File] = {}
 
     def put(self, messages: Messages) -> None:
-        """Takes messages, each for its span. Raises Full, OSError."""
+        """Add messages. Raises Full, OSError."""
         if not messages.length:
             return
         span = self._span_of(min(messages.dues))
@@ -134,7 +138,10 @@ class Additions:
                     break
 
     def finish(self) -> None:
-        """Writes what is left; then everything is forced, names of new files too. Raises Full, OSError."""
+        """Write the rest and make everything durable, with the names of new files.
+
+        Raises Full, OSError.
+        """
         self._sort()
         for span in sorted(self._drafts):
             self._write(span)
@@ -144,7 +151,7 @@ class Additions:
                 self._disk.force_folder(self._folder)
 
     def undo(self) -> None:
-        """Takes everything back off the disk. Raises OSError: then it stays there, and is not listed either."""
+        """Undo all writes. Raises OSError: the data stays on disk, but is not listed."""
         self._drafts.clear()
         for growth in self.growth.values():
             path = growth.bucket.path
@@ -161,19 +168,19 @@ class Additions:
         try:
             file = file or self._disk.open_write(growth.bucket.path)
         except Full:
-            # No descriptor is left. What is behind the size that counts is written over, or cut by the next start.
+            # No file descriptor is left. The data after the listed size is overwritten, or truncated by the next start.
             return None
         _cut(file, growth.bucket.size)
         return file
 
     def keep_open(self) -> None:
-        """Nothing more is done with these files: those with unforced bytes stay open."""
+        """Leave files open that are not fsynced: closing them could swallow an error."""
         for file in self._unforced.values():
             keep_open(file)
         self._unforced.clear()
 
     def _write(self, span: Span) -> None:
-        """Writes what is gathered for a span as one chunk."""
+        """Write the buffer of a span as one chunk."""
         draft = self._drafts.pop(span)
         self._gathered -= draft.size_bytes
         growth, file = self._open(span)
@@ -208,12 +215,15 @@ class Additions:
         if growth.has_file:
             return self._disk.open_write(path)
         if self._disk.exists(path):
-            # What an earlier process left: nothing lists it.
+            # An earlier process left it; no checkpoint lists it.
             self._disk.unlink(path)
         return self._disk.create(path)
 
     def _force(self) -> None:
-        """Forces what is written, together where that is cheaper. Raises OSError; then nothing is tried again."""
+        """Fsync the written files, with one syncfs where that is cheaper.
+
+        Raises OSError; nothing is retried.
+        """
         with self._noting():
             if not self._force_together():
                 for file in self._unforced.values():
@@ -228,13 +238,13 @@ class Additions:
         try:
             self._disk.sync_file_system(self._anchor)
         except OSError:
-            # Not here, or somebody's bytes are gone: whose, each file's own force tells.
+            # Not supported, or data of any file was lost: the fsync of each file finds out which.
             return False
         return True
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """An error of the disk in here stops whoever asked; a full disk does not."""
+        """Context manager: store an I/O error, which stops the store. A full disk does not."""
         try:
             yield
         except OSError as error:
@@ -243,19 +253,19 @@ class Additions:
 
 
 def _cut(file: File, size: int) -> None:
-    """Cuts a file back to what counts. Raises OSError."""
+    """Truncate a file to its listed size and fsync it. Raises OSError."""
     try:
         file.truncate(size)
     except Full as error:
-        raise OSError(errno.EIO, f"a failed write cannot be cut off: {error}", file.path) from error
+        raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", file.path) from error
     file.force()
 
 
-# Messages that are gathered before they are written: columns that grow, and one table of where they go.
+# Buffer of messages that are not written yet.
 
 
 class Draft:
-    """The messages of one span that are not written yet."""
+    """Messages of one span that are not written yet: columns, and one table of targets."""
 
     def __init__(self) -> None:
         self.dues, self.numbers = array("Q"), array("Q")
@@ -267,7 +277,7 @@ class Draft:
         self.table_bytes = 0
 
     def add(self, messages: Messages) -> None:
-        """Takes them over."""
+        """Append messages."""
         first = len(self.dues)
         self.dues.extend(messages.dues)
         self.numbers.extend(messages.numbers)
@@ -289,27 +299,30 @@ class Draft:
         return index
 
     def messages(self) -> Messages:
-        """All of them."""
+        """Return all messages."""
         columns = (self.dues, self.numbers, self.targets, self.sizes, bytes(self.flags))
         return Messages(*columns, list(self.table), [b"".join(self.data)])
 
 
-# What of an arrived batch goes into buckets, each record sealed under its number; what of a chunk is pending still.
+# Selection of pending messages.
 
 Pending: TypeAlias = Callable[[int, Numbers, Numbers], "bool | Sequence[int]"]
-"""pending(log id, dues, numbers): True or False for all of them, or a truth value for each (bytes do): whether they are
-still to be fired. What is settled, cancelled or gone is not."""
+"""pending(log id, dues, numbers): whether messages are still to be fired.
+
+The result is True or False for all, or one truth value a message. Delivered and cancelled messages, and those with a
+deleted topic, are not pending.
+"""
 
 
 class Spilled(NamedTuple):
-    """What a spill did: so many messages in so many bytes of chunks."""
+    """The result of a spill: messages and bytes of chunks written."""
 
     count: int  # type: ignore[assignment]
     size_bytes: int
 
 
 def messages_of(batch: ArrivedBatch, pending: Pending) -> Messages:
-    """What of a batch is pending, sealed for a bucket."""
+    """Return the pending messages of a batch in the format of a bucket, with checksums."""
     count = len(batch.sizes)
     numbers = array("Q", range(batch.first_number, batch.first_number + count))
     keep = pending(batch.log_id, batch.dues, numbers)
@@ -324,7 +337,7 @@ def messages_of(batch: ArrivedBatch, pending: Pending) -> Messages:
 def pending_rows(
     columns: Columns, pending: Pending, log_ids: Collection[int] | None = None
 ) -> bytes | bytearray:
-    """A byte for each message of a chunk: 1 where it is still to be fired, and is for one of these logs."""
+    """Return one byte a message of a chunk: 1 if it is pending and for one of these logs."""
     dues, numbers, targets = columns.dues, columns.numbers, columns.targets
     alone = len(columns.table) == 1
     keep = bytearray(len(dues))
@@ -347,16 +360,14 @@ def pending_rows(
     return keep
 
 
-# What is in a bucket, a chunk at a time, to be put into finer ones: columns and records, as they lie there.
-#
-# A record keeps the checksum that it has, and is not proven here: if it is damaged, whoever reads it finds that out, in
-# the new bucket as in the old one. What is settled, cancelled or gone is left out: so its bytes are given up.
+# Splitting.
 
 
 def pieces_of(bucket: Bucket, files: OpenFiles, pending: Pending | None = None) -> Iterator[Messages]:
-    """The messages of one chunk after the other that are pending (None: all), without what is damaged: it is named.
+    """Yield the pending messages (None: all) of each chunk, without damaged chunks.
 
-    Raises NewerFormat, OSError.
+    Damage is recorded in the bucket. Records keep their checksums and are not verified: a damaged record is detected
+    by the reader of the new bucket, too. Raises NewerFormat, OSError.
     """
     with files.use(bucket.path) as file:
         for part in bucket.parts(file):
@@ -387,7 +398,9 @@ def pieces_of(bucket: Bucket, files: OpenFiles, pending: Pending | None = None) 
 def first_of(
     named: Sequence[Bucket], following: Bucket | None, horizon: int, wait: Container[Span]
 ) -> Bucket | None:
-    """Which of the buckets that should be cut is cut first: the one that is loaded next, if it is among them. None of
-    what is loaded already, or has to `wait`."""
+    """Return the bucket to split first: the one to be loaded next, if it is named.
+
+    Buckets that are loaded already, or are in `wait`, are skipped.
+    """
     left = [bucket for bucket in named if bucket.span.end > horizon and bucket.span not in wait]
     return following if following in left else next(iter(left), None)
