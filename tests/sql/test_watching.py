@@ -122,10 +122,10 @@ def test_an_outage_is_told_once_and_ends(
         producer.begin("any").rollback()
         postgres.stop()
         watch(producer, postgres_engine)
-        wait_until(lambda: "was not looked at" in caplog.text)
+        wait_until(lambda: "scan for orphaned prepared transactions" in caplog.text)
         time.sleep(0.2)
         postgres.start()
         postgres_engine.dispose()
         prepare(postgres_engine, name("tfmq.sql.x", node_of(producer)), 1)
         wait_until(lambda: prepared_names(postgres_engine) == [])
-    assert caplog.text.count("was not looked at") == 1
+    assert caplog.text.count("scan for orphaned prepared transactions") == 1

@@ -105,7 +105,7 @@ def test_too_many_open_ones_are_refused_by_the_name_of_the_limit() -> None:
     assert (answer.code, "limits.transactions_per_session" in str(answer.failure)) == ("busy", True)
     third = desk.begin(session=other)
     answer = desk.begin(session=other)
-    assert (answer.code, "limits.transactions " in str(answer.failure)) == ("busy", True)
+    assert (answer.code, "limits.transactions." in str(answer.failure)) == ("busy", True)
     desk.rollback(third)
     assert desk.begin(session=other).code == "ok"
 

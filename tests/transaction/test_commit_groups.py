@@ -166,7 +166,7 @@ def test_there_are_so_many_groups_and_a_new_one_is_refused_clearly() -> None:
         lambda: groups.repeated("c", 1, RUN, 1, other_total=False),
         lambda: groups.too_late("c", 1),
     ):
-        with pytest.raises(NotAllowed, match=r"as many commit groups as it may \(2\)"):
+        with pytest.raises(NotAllowed, match=r"limit of 2 commit groups is reached"):
             ask()
     assert groups.begin(Member("a", 2, RUN)), "those that are known go on"
     groups.leave(7, Member("b", 1, RUN))

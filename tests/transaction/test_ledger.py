@@ -403,7 +403,7 @@ def test_missing_messages_are_damage_unless_a_repair_says_why() -> None:
         if not isinstance(entry.content, AppendMsg):
             continue
         rest = [each for each in life.entries if each is not entry]
-        with pytest.raises(ValueError, match="says that it has"):
+        with pytest.raises(ValueError, match="but its record states"):
             replayed(b"", rest)
         filler = Entry(KIND_FILLER, entry.place, entry.size, Filler(entry.size), 0)
         repaired = [filler if each is entry else each for each in life.entries]

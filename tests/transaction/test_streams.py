@@ -125,7 +125,7 @@ def test_a_number_below_the_last_is_never_taken_for_a_new_one() -> None:
     streams.ended(20, 5, 77, "committed", NOW)
     streams.begin(20, 9, 80)
     for number in (4, 6, 8):
-        with pytest.raises(UnknownTransaction, match=f"transaction {number} is over"):
+        with pytest.raises(UnknownTransaction, match=f"Transaction {number} of this producer id has ended"):
             streams.find(20, number, NOW)
     assert streams.find(20, 5, NOW) == Ending(77, "committed")
     assert streams.find(20, 10, NOW) is None

@@ -1,9 +1,9 @@
-"""Records as Arrow columns, and back: what Spark, and everything else that reads columns, builds on.
+"""Conversion between messages and Arrow columns, for Spark and other columnar readers.
 
     SCHEMA     the columns of a topic                      docs/arrow.md
-    project    some of them
-    Decoder    control blocks to a record batch
-    encode     a record batch to what PRODUCE takes
+    project    a selection of them
+    Decoder    from blocks to a record batch
+    encode     from a record batch to the body of PRODUCE
 
 Needs pyarrow and numpy: pip install pyarrow numpy.
 """

@@ -1,4 +1,9 @@
-"""Keys and tags out of a column of attributes; docs/protocol.md has the attribute's table."""
+"""Extraction of keys and tags from a column of attributes (see docs/protocol.md).
+
+Nearly every attribute is a map of the birth time, the key and the tag, or some of them, in this order.
+numpy decodes these for the whole column, at about 60 ns each. Others (with properties, counts, or fields of
+later releases) are decoded one by one by `tfmq.message.decode_attribute`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ NAMES: Final = ("key", "tag")
 
 
 class Unreadable(DecodeFailed):
-    """The attribute of row `row` cannot be read."""
+    """The attribute of row `row` cannot be decoded."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -28,7 +33,10 @@ class Unreadable(DecodeFailed):
 
 
 class Attributes:
-    """The attributes at `begins` to `ends` of `data`, in order; rows not `having` one are null."""
+    """The attributes of all rows: bytes `begins` to `ends` of `data`.
+
+    Rows not `having` one are null.
+    """
 
     def __init__(self, data: Buffer, begins: Array, ends: Array, having: Array) -> None:
         self._data = data
@@ -38,19 +46,20 @@ class Attributes:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where their fields are."""
+        """The byte ranges of their fields."""
         return layout_of(self._data, self._begins, self._ends, self._having)
 
     def column(self) -> pa.BinaryArray:
-        """Their bytes."""
+        """Return the undecoded attributes."""
         if not self._having.any():
             return pa.nulls(len(self._having), pa.binary())
         return byte_strings(self._data, self._begins, self._ends, self._having)
 
     def fields(self, *names: str, lenient: bool = False) -> dict[str, pa.Array]:
-        """Columns of NAMES: the key (text as its UTF-8), the tag; null where there is none.
+        """Return columns by name, from DECODED_COLUMNS: keys (strings as UTF-8) and tags; null if missing.
 
-        What is no attribute raises `Unreadable`; `lenient`: it has neither.
+        With `lenient`, an invalid attribute has neither key nor tag.
+        Raises: Unreadable for an invalid attribute, unless `lenient`.
         """
         types = {"key": pa.binary(), "tag": pa.string()}
         if not self._having.any():
@@ -72,7 +81,7 @@ class Attributes:
         return found
 
     def _decoded(self, rows: Array, lenient: bool) -> dict[str, list[Any]]:
-        """Key and tag of `rows` by the decoder of the messages, each distinct attribute once."""
+        """Decode key and tag of `rows` one by one; each distinct attribute once."""
         known: dict[bytes, Attribute] = {}
         keys: list[bytes | None] = []
         tags: list[str | None] = []
@@ -94,7 +103,7 @@ class Attributes:
 
 
 def _is_text(data: Buffer, layout: Layout) -> bool:
-    """True if all that is text is UTF-8."""
+    """Return whether all string keys and tags are valid UTF-8."""
     return _text_holds(data, layout.keys) and _text_holds(data, layout.tags)
 
 
@@ -109,16 +118,14 @@ def _text_holds(data: Buffer, span: Span) -> bool:
     return True
 
 
-# Numbers and byte strings that lie scattered in a buffer, gathered into arrays without a loop.
-
 Array = npt.NDArray[Any]
 
 POSITION_MAX: Final = (1 << 31) - 1
-"""Arrow's binary columns count bytes with 31 bits."""
+"""Arrow's binary columns have 31-bit offsets."""
 
 
 def numbers(data: Buffer, positions: Array, type: str) -> Array:
-    """The unsigned big-endian numbers ("u4", "u8") at `positions` of `data`, all of which must lie inside it."""
+    """Return the unsigned big-endian numbers ("u4", "u8") at `positions`, all inside `data`."""
     size = np.dtype(type).itemsize
     if len(data) < size:
         return np.empty(0, dtype=type)
@@ -128,14 +135,15 @@ def numbers(data: Buffer, positions: Array, type: str) -> Array:
 
 
 def byte_strings(data: Buffer, begins: Array, ends: Array, valid: Array | None = None) -> pa.BinaryArray:
-    """`data[begin:end]` of each pair, as a column of its own memory; null where not `valid`.
+    """Copy `data[begin:end]` of each pair into a binary column; null if not `valid`.
 
-    The pairs are in order and do not overlap: so the buffer can be seen as a column of what is wanted and what lies
-    between, of which every second is taken.
+    The pairs must be in order and not overlap.
     """
     count = len(begins)
     if not count:
         return pa.array([], pa.binary())
+    # View the buffer as a column in which wanted values alternate with the gaps between them, and keep
+    # every second one. This needs no loop.
     edges = np.empty(2 * count, dtype=np.int32)
     edges[0::2] = begins
     edges[1::2] = ends
@@ -150,38 +158,35 @@ def byte_strings(data: Buffer, begins: Array, ends: Array, valid: Array | None =
 
 
 def edges_of(column: pa.BinaryArray) -> tuple[Buffer, Array]:
-    """(bytes, places) of a binary column, without a copy: value n lies from place n to place n + 1."""
+    """Return (data, offsets) of a binary column without a copy.
+
+    Value n is data[offsets[n]:offsets[n + 1]].
+    """
     _, offsets, values = column.buffers()
     edges: Array = np.frombuffer(offsets, np.int32, len(column) + 1, 4 * column.offset)
     return memoryview(values if values is not None else b""), edges
 
 
 def every_second(count: int) -> pa.BooleanArray:
-    """True, False, True ..."""
+    """Return the column True, False, True, ... of length `count`."""
     bits = pa.py_buffer(b"\x55" * (count // 8 + 1))
     return pa.BooleanArray.from_buffers(pa.bool_(), count, [None, bits])
 
 
 def bitmap(valid: Array) -> pa.Buffer:
-    """A validity bitmap as Arrow has it."""
+    """Return an Arrow validity bitmap."""
     return pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
 
-
-# Where key and tag stand in attributes, found for a whole column at once.
-#
-# Nearly every attribute is a map of the time of birth, the key and the tag, or some of them, in this order: such are
-# read by numpy, about 60 ns each. Others (properties, counts, what a later release adds) are marked, and left to
-# `tfmq.message.decode_attribute`.
 
 _MAP: Final = 0x80
 _MAP_MASK: Final = 0xF0
 _U64: Final = 0xCF
 
-# By the first byte of a value: how long it is with its head where that says it all, 0 where it may not stand there.
+# Encoded size of a number by its first byte; 0 if the byte does not start a number.
 _NUMBER_SIZE: Final = np.zeros(256, dtype=np.int64)
 _NUMBER_SIZE[:0x80] = 1
 _NUMBER_SIZE[0xCC : 0xCF + 1] = (2, 3, 5, 9)
-# Of text and bytes: the size of the head, and the bits of the first byte that are the length.
+# Header size of a string or byte string by its first byte; 0 if the byte starts neither.
 _HEAD_SIZE: Final = np.zeros(256, dtype=np.int64)
 _HEAD_SIZE[0xA0:0xC0] = 1
 _HEAD_SIZE[[0xD9, 0xDA, 0xC4, 0xC5]] = (2, 3, 2, 3)
@@ -191,8 +196,11 @@ _IS_TEXT[[0xD9, 0xDA]] = True
 
 
 class Span(NamedTuple):
-    """A field of each attribute: from `begins` to `ends`, without its head; where it is not `there`, both are some
-    place inside the attribute. `text`: it is text, not bytes."""
+    """Byte ranges of one field in all attributes, from `begins` to `ends`, without its header.
+
+    Rows without the field are not `present`; their begin and end are the same position inside the attribute.
+    `text`: the field is a string, not bytes.
+    """
 
     begins: Array
     ends: Array
@@ -201,8 +209,11 @@ class Span(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """`plain`: the attribute is one that is read here; of others the spans are empty and not there. `heads`: what is
-    before the key, from behind the map's first byte on: the time of birth as it stands, or nothing."""
+    """Byte ranges of the fields of all attributes.
+
+    `plain`: the attribute was decoded here; others have empty spans that are not `present`. `birth_times`:
+    the bytes between the map's first byte and the key, which are the encoded birth time or empty.
+    """
 
     plain: Array
     heads: Span
@@ -211,7 +222,10 @@ class Layout(NamedTuple):
 
 
 def layout_of(data: Buffer, begins: Array, ends: Array, having: Array) -> Layout:
-    """The layout of the attributes at `begins` to `ends` of `data`; those not `having` one are plain and empty."""
+    """Return the layout of the attributes at `begins` to `ends`.
+
+    Rows not `having` one are plain and empty.
+    """
     reader = _Reader(data)
     begins = begins.astype(np.int64)
     first = reader.byte(begins)
@@ -247,8 +261,11 @@ def _only(span: Span, plain: Array, begins: Array) -> Span:
 
 
 class _Reader:
-    """Steps over one field of every attribute. A step beyond the end reads what stands there, and then the end does
-    not come out; beyond the buffer it reads its last byte."""
+    """Decodes one field of every attribute per step.
+
+    A step beyond the end of an attribute reads other bytes, so the final comparison with the end fails. A
+    step beyond the buffer reads its last byte.
+    """
 
     def __init__(self, data: Buffer) -> None:
         self._data = data if len(data) else b"\0"
@@ -259,6 +276,7 @@ class _Reader:
         return found
 
     def born(self, cursor: Array, left: Array, plain: Array) -> tuple[Array, Array, Array]:
+        """Skip the birth time; return the new cursors, remaining field counts and plain flags."""
         there = (left > 0) & (self.byte(cursor) == BORN_AT)
         kind = self.byte(cursor + 1)
         sizes = _NUMBER_SIZE[kind]
@@ -272,6 +290,10 @@ class _Reader:
     def string(
         self, number: int, cursor: Array, left: Array, plain: Array
     ) -> tuple[Array, Array, Array, Span]:
+        """Skip field `number`.
+
+        Return the new cursors, remaining field counts, plain flags and its spans.
+        """
         there = (left > 0) & (self.byte(cursor) == number)
         kind = self.byte(cursor + 1)
         heads = _HEAD_SIZE[kind]

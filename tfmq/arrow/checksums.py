@@ -1,8 +1,4 @@
-"""The CRC-32 of every value of a column.
-
-Short values, as keys are, are summed side by side, one byte of each at a time, which numpy does for a few ns a byte;
-longer ones one after the other by zlib.
-"""
+"""CRC-32 of all values of a column, and the partition of each row."""
 
 from __future__ import annotations
 
@@ -16,17 +12,20 @@ from tfmq.arrow.attributes import Array, edges_of
 from tfmq.errors import BadRequest
 
 SHORT_SIZE_MAX: Final = 32
-"""Up to here side by side is faster (measured: 16 bytes 45 ns against 97, 32 bytes 92 against 146)."""
+"""Up to this size numpy is faster than zlib.
+
+Measured: 45 ns instead of 97 for 16 bytes, 92 instead of 146 for 32 bytes.
+"""
 COUNT_MIN: Final = 64
-"""Below so many values the loop over bytes costs more than it saves."""
+"""With fewer values the loop over bytes costs more than it saves."""
 _SLICE: Final = 8192
-"""So many at once stay in the processor's cache."""
+"""Values per pass, so that they stay in the processor's cache."""
 _POLYNOMIAL: Final = 0xEDB88320
 _ONES: Final = 0xFFFFFFFF
 
 
 def _table() -> Array:
-    """What one byte does to a CRC-32, for each of its values."""
+    """Return the CRC-32 lookup table, one entry per byte value."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, table >> 1 ^ np.uint32(_POLYNOMIAL), table >> 1).astype(np.uint32)
@@ -37,7 +36,11 @@ _TABLE: Final = _table()
 
 
 def checksums(values: pa.BinaryArray) -> Array:
-    """The CRC-32, as uint32, of each value of a binary column without nulls."""
+    """Return the CRC-32, as uint32, of each value of a binary column without nulls.
+
+    Short values, such as keys, are processed in parallel, one byte of each per pass, in a few ns per byte
+    with numpy; longer ones one by one with zlib.
+    """
     count = len(values)
     data, edges = edges_of(values)
     lengths = np.diff(edges)
@@ -59,12 +62,13 @@ def _side_by_side(data: Array, edges: Array, lengths: Array) -> Array:
     return found ^ np.uint32(_ONES)
 
 
-# Which partition each row of a batch goes to, as `KeyHash` chooses it for messages.
-
-
 def partition_of(batch: pa.RecordBatch, partitions: int, first: int = 0) -> pa.Array:
-    """The partition, an int32, of each row: the CRC-32 of its `key` modulo `partitions`; rows without a key go to one
-    partition after the other, from `first` on. Raises `BadRequest` for a key that is not binary or string."""
+    """Return the partition of each row as int32, as the producer's `KeyHash` selects it.
+
+    It is the CRC-32 of the row's `key` modulo `partitions`. Rows without a key are distributed round-robin,
+    starting with partition `first`.
+    Raises: BadRequest for a key column that is neither binary nor string.
+    """
     count = len(batch)
     if "key" not in batch.schema.names:
         return pa.array(np.arange(first, first + count, dtype=np.int64) % partitions, pa.int32())

@@ -1,7 +1,8 @@
-"""Control blocks to Arrow columns, without a Python object per record.
+"""Decoding of blocks to Arrow columns without a Python object per record.
 
-The chain of lengths gives positions, the headers are gathered by numpy and checked as columns, and each binary column
-is one pass over the buffer (`byte_strings`). What does not add up is looked at again by `Inspector`, which names it.
+numpy follows the chain of record lengths, then reads and checks all headers as columns; each binary column
+is one pass over the buffer (`gather_bytes`). If a check fails, `DamageLocator` reads the blocks again one
+by one to find the cause.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ _TIME: Final = pa.timestamp("us", tz="UTC")
 
 
 class Rows(NamedTuple):
-    """The records asked for: where each begins and ends, where its attribute and its payload do, its flag, and the
-    index of its block."""
+    """The messages to decode, as columns.
+
+    Begin and end of each record, begin of its attribute and payload, its flag, and the index of its block.
+    """
 
     positions: Positions
     ends: Positions
@@ -56,12 +59,13 @@ class Rows(NamedTuple):
 
 
 class Decoder:
-    """Decodes control blocks of one partition.
+    """Decodes blocks of one partition.
 
-    `schema`: columns of SCHEMA, as `project` gives them · `log_id` as of `journal.record.make_log_id` · `verify`:
-    "chunk" proves every block by the CRC-32 of its control record, "message" besides that each record by its own,
-    "none" only that records and control records fit together · `lenient`: a message whose attribute is none, which
-    no broker looks at, has neither key nor tag; else it is refused where these are asked for.
+    `schema`: columns of SCHEMA, from `project`. `log_id`: as in `journal.record.make_log_id`. `verify`:
+    "chunk" checks every block by the CRC-32 in its trailer; "message" also checks each record's own CRC-32;
+    "none" only checks that records and trailers are consistent. `lenient`: a message with an invalid
+    attribute, which brokers do not check, has neither key nor tag; otherwise it raises DecodeFailed if one
+    of these columns is requested.
     """
 
     def __init__(
@@ -84,11 +88,12 @@ class Decoder:
         self.lenient = lenient
 
     def decode(self, data: Buffer, offset: int, start: int = 0, end: int | None = None) -> pa.RecordBatch:
-        """The messages of `data`, which is whole control blocks and begins at `offset` of the partition, whose own
-        offset is in [start, end). The columns have memory of their own.
+        """Decode the messages with an offset in [start, end) from complete blocks.
 
-        All of `data` is checked. Raises `Damaged` (`first`, `next`: the block's range), naming the record where it
-        can be found; `DecodeFailed` for what this release cannot read; `BadRequest` above 2 GiB.
+        `offset` is the offset of the first byte of `data`. All of `data` is checked. The columns own their
+        memory.
+        Raises: Damaged with the block's range (`first`, `next`), naming the record if it can be found;
+        DecodeFailed for data that this release cannot read; BadRequest above 2 GiB.
         """
         if len(data) > POSITION_MAX:
             raise BadRequest(f"At most {POSITION_MAX} bytes are decoded at once, not {len(data)}.")
@@ -104,7 +109,7 @@ class Decoder:
         return self._columns(data, offset, rows, controls)
 
     def _checked(self, data: Buffer, offset: int) -> tuple[Rows, Controls] | None:
-        """Messages and control records; None if anything is wrong."""
+        """Return the messages and block trailers; None if a check fails."""
         try:
             positions = record_positions(data)
         except BrokenChain:
@@ -166,7 +171,7 @@ class Decoder:
 
 
 def _rows(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> Rows | None:
-    """The messages; None if a record is one that cannot be."""
+    """Return the messages; None if a record is invalid."""
     ends = np.empty_like(positions)
     ends[:-1] = positions[1:]
     ends[-1] = len(data)
@@ -195,7 +200,7 @@ def _rows(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> R
 
 
 def _ordinals(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> Array:
-    """How many ordinals each block has: one a message, a filler's count."""
+    """Return the number of ordinals per block: one per message, and the count of each filler."""
     counts = (flags != FLAG_CONTROL).astype(np.int64)
     fillers = np.flatnonzero((flags & FLAG_FILLER != 0) & (counts != 0))
     counts[fillers] = numbers(data, positions[fillers] + 4, "u4")
@@ -210,7 +215,7 @@ def _own_checksums_hold(data: Buffer, rows: Rows) -> bool:
 
 
 def _between(rows: Rows, start: int, end: int | None) -> Rows:
-    """The rows from position `start` up to, not including, `end`."""
+    """Return the rows with positions in [start, end)."""
     first = int(np.searchsorted(rows.positions, start))
     last = len(rows.positions) if end is None else int(np.searchsorted(rows.positions, end))
     if first == 0 and last == len(rows.positions):
@@ -222,27 +227,27 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-# Where records begin: the chain of lengths through a stretch of control blocks, as an array of positions.
-#
-# Rows of records of one size are passed by comparing columns, the others walked one by one (0.1 us each). Nothing is
-# proven here but that the chain ends where the bytes do.
-
 Positions = npt.NDArray[np.int64]
 
 ROW_COUNT_MIN: Final = 16
-"""Below so many records of one size, walking is as fast as comparing columns."""
+"""With fewer records of one size, a loop is as fast as comparing columns."""
 WALK_BYTES: Final = BLOCK_SIZE_MAX
-"""Where sizes are mixed, so many bytes are walked before columns are tried again."""
+"""Bytes of records of mixed sizes to loop over before columns are tried again."""
 
 _LENGTH_FLAG: Final = Struct(">I12xI")
 
 
 class BrokenChain(Exception):
-    """The bytes do not end where a record does."""
+    """The data does not end at the end of a record."""
 
 
 def record_positions(data: Buffer) -> Positions:
-    """The position of every record in `data`, control records and fillers too. Raises `BrokenChain`."""
+    """Return the position of every record in `data`, including block trailers and fillers.
+
+    Runs of records of one size are found by comparing columns, others in a loop (0.1 us each). Only checks
+    that the chain of lengths ends at the end of the data.
+    Raises: BrokenChain.
+    """
     pieces: list[Any] = []
     position, end = 0, len(data)
     count = ROW_COUNT_MIN
@@ -263,7 +268,10 @@ def record_positions(data: Buffer) -> Positions:
 
 
 def _walk(data: Buffer, position: int, stop: int, found: list[int]) -> int:
-    """Adds positions to `found` up to the first control record that ends behind `stop`; the position behind it."""
+    """Append positions to `found` up to the first block trailer that ends after `stop`.
+
+    Returns: the position after it.
+    """
     unpack, add = _LENGTH_FLAG.unpack_from, found.append
     end = len(data)
     while position < end:
@@ -276,9 +284,9 @@ def _walk(data: Buffer, position: int, stop: int, found: list[int]) -> int:
 
 
 def _row(data: Buffer, position: int, guess: int) -> tuple[int, int]:
-    """(size, count) of the records from `position` on that have one size; count 0 where they are few.
+    """Return (size, count) of the run of records of one size at `position`.
 
-    `guess`: only where there are that many, all that may follow are looked at.
+    Count 0 for a short run. More than `guess` records are only compared if that many have the same size.
     """
     length, _ = _LENGTH_FLAG.unpack_from(data, position)
     size = HEADER_SIZE + length
@@ -292,14 +300,12 @@ def _row(data: Buffer, position: int, guess: int) -> tuple[int, int]:
 
 
 def _same(data: Buffer, position: int, size: int, most: int) -> int:
-    """How many of the next `most` records have `size` bytes, as the one at `position`."""
+    """Return how many of the next `most` records have `size` bytes, like the one at `position`."""
     lengths: Any = np.ndarray((most,), np.uint32, data, position, (size,))
     same = lengths == lengths[0]
     first = int(same.argmin())
     return most if same[first] else first
 
-
-# The control records of a stretch of blocks, as columns, and whether they say what is there.
 
 CONTROL: Final = np.dtype(
     [
@@ -323,13 +329,13 @@ CONTROL: Final = np.dtype(
         ("source_low", ">u8"),
     ]
 )
-"""journal.record.block_trailer.CONTROL_RECORD, field by field."""
+"""Fields of journal.record.block_trailer.CONTROL_RECORD."""
 
 
 class Controls:
-    """The control records at `positions` of `data`, whose first byte is a block's start.
+    """The block trailers at `positions` of `data`, as columns; `data` begins with a block.
 
-    `starts`: where their blocks begin.
+    `starts`: positions of the blocks.
     """
 
     def __init__(self, data: Buffer, positions: Positions) -> None:
@@ -342,13 +348,15 @@ class Controls:
         self._fields = every[positions]
 
     def column(self, name: str) -> Array:
-        """One field of all, as int64 (as uint64 where it may be larger)."""
+        """Return one field of all trailers, as int64 (8-byte fields as uint64)."""
         column: Array = self._fields[name]
         return column.astype(np.uint64 if column.dtype.itemsize == 8 else np.int64)
 
     def hold(self, offset: int, log_id: int, ordinals: Sequence[int] | Array) -> bool:
-        """True if every one is right by its own checksum, and says what is there: the log, the place (`offset` of
-        the first byte), the size and the ordinals (how many each block has)."""
+        """Check every trailer: its checksum, and its fields against the data.
+
+        `offset` is the offset of the first byte; `ordinals` the number of ordinals in each block.
+        """
         sizes = self.positions - self.starts
         records = self.column("records")
         first = self.column("first_ordinal").astype(np.int64)
@@ -365,7 +373,7 @@ class Controls:
         )
 
     def cover(self) -> bool:
-        """True if the CRC-32 of every block is what its control record says."""
+        """Return whether the CRC-32 of every block matches its trailer."""
         view = self.data
         pairs = zip(self.starts.tolist(), self.positions.tolist(), strict=True)
         return bool([crc32(view[start:end]) for start, end in pairs] == self.column("crc").tolist())
@@ -377,17 +385,18 @@ class Controls:
         return bool([crc32(view[at : at + size]) for at in bodies] == self.column("checksum").tolist())
 
 
-# What is wrong with a stretch of control blocks, found block by block: the slow way, for bytes that are known to be
-# bad, so that the error names the block and the record.
-
 KNOWN_FLAGS: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER
 LOW_FLAGS: Final = 0xFFFF
 BAD_RECORDS_NAMED: Final = 5
-"""A sentence that names more of them helps nobody."""
+"""Most records named in an error sentence."""
 
 
 class Inspector:
-    """Looks for what is wrong in the bytes of one partition. `verify` as of `Decoder`."""
+    """Finds the first error in damaged or unreadable data of one partition.
+
+    It checks block by block, which is slow, so that the error names block and record. `verify` is as in
+    `Decoder`.
+    """
 
     def __init__(self, topic: str, partition: int, log_id: int, verify: str) -> None:
         self.name = f"{topic}-{partition}"
@@ -395,29 +404,29 @@ class Inspector:
         self.verify = verify
 
     def find(self, data: bytes, offset: int) -> Damaged | DecodeFailed | None:
-        """The first thing that is wrong in `data`, which begins at `offset`; None if all is right."""
-        place = offset
+        """Return the first error in `data`, which begins at `offset`; None if there is none."""
+        block_offset = offset
         try:
             for block in blocks_of(data, offset, self.log_id, verify=self.verify != "none"):
-                place = block.next
+                block_offset = block.next
                 error = self._in_block(block)
                 if error is not None:
                     return error
         except BadControl as bad:
             if bad.version is not None:
-                return DecodeFailed(f"{self._where(place)}: {bad.reason}; use a newer client.")
-            return self._damaged(data, place, offset, bad.reason)
+                return DecodeFailed(f"{self._where(block_offset)}: {bad.reason}; use a newer client.")
+            return self._damaged(data, block_offset, offset, bad.reason)
         except BadRecord as bad:
-            return self._damaged(data, place, offset, bad.reason)
+            return self._damaged(data, block_offset, offset, bad.reason)
         return None
 
     def _in_block(self, block: Block) -> Damaged | DecodeFailed | None:
-        """What is wrong with a record of a block that is whole."""
+        """Return the first error of a record in a block that is valid as a whole."""
         ordinals = 0
         for record in records_of(block.data):
-            place, kind = block.offset + record.position, record.flag & LOW_FLAGS
+            record_offset, kind = block.offset + record.position, record.flag & LOW_FLAGS
             if kind & ~KNOWN_FLAGS:
-                return DecodeFailed(f"{self._where(place)}: {_unknown(kind)}")
+                return DecodeFailed(f"{self._where(record_offset)}: {_unknown(kind)}")
             if kind & FLAG_FILLER:
                 ordinals += record.checksum
                 continue
@@ -426,14 +435,14 @@ class Inspector:
             try:
                 _, payload = split_body(body, kind)
             except BadRecord as bad:
-                return self._in(block, f"the record at offset {place}: {bad.reason}")
+                return self._in(block, f"the record at offset {record_offset}: {bad.reason}")
             if kind & FLAG_TOMBSTONE and len(payload):
                 reason = "a tombstone has a payload, which means nothing in this release."
-                return DecodeFailed(f"{self._where(place)}: {reason}")
+                return DecodeFailed(f"{self._where(record_offset)}: {reason}")
             if not record.id:
-                return self._in(block, f"the record at offset {place} has the id 0")
+                return self._in(block, f"the record at offset {record_offset} has the id 0")
             if self.verify == "message" and not body_holds(block.data, record):
-                return self._in(block, f"the record at offset {place} fails its own checksum")
+                return self._in(block, f"the record at offset {record_offset} fails its own checksum")
         if ordinals != block.control.records:
             reason = f"{ordinals} records where {block.control.records} are announced"
             return self._in(block, reason)
@@ -442,17 +451,17 @@ class Inspector:
     def _in(self, block: Block, reason: str) -> Damaged:
         return self._sentence(block.offset, block.next, reason)
 
-    def _damaged(self, data: bytes, place: int, offset: int, reason: str) -> Damaged:
-        """The error for the block at `place`, with the nearest place behind it where reading can go on."""
-        start = place - offset
+    def _damaged(self, data: bytes, block_offset: int, offset: int, reason: str) -> Damaged:
+        """Return the error for the block at `block_offset`, with the next readable offset."""
+        start = block_offset - offset
         claim = find_next_control(data, start, offset=offset, log_id=self.log_id)
         following = offset + len(data)
         if claim is not None:
             begins = claim.control.offset
-            following = begins if begins > place else claim.control.next
-            if begins == place:
-                reason += _bad_records(data[start : claim.position], place)
-        return self._sentence(place, following, reason)
+            following = begins if begins > block_offset else claim.control.next
+            if begins == block_offset:
+                reason += _bad_records(data[start : claim.position], block_offset)
+        return self._sentence(block_offset, following, reason)
 
     def _sentence(self, first: int, next: int, reason: str) -> Damaged:
         return Damaged(
@@ -474,7 +483,7 @@ def _unknown(kind: int) -> str:
 
 
 def _bad_records(records: bytes, offset: int) -> str:
-    """Which records fail their own checksum, as the end of a sentence."""
+    """Return the end of a sentence that names the records with wrong checksums."""
     bad: list[int] = []
     try:
         for record in records_of(records):

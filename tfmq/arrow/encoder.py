@@ -1,7 +1,7 @@
-"""A record batch to the body of PRODUCE: records, and the blocks that they are cut into.
+"""Encoding of a record batch as the body of PRODUCE: records, divided into blocks.
 
-Headers are one matrix of numpy, and headers, attributes and values are joined by Arrow in one pass; what is left per
-record is its CRC-32.
+All headers are one numpy matrix, and Arrow joins headers, attributes and values in one pass. Only the
+CRC-32 is computed per record.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEADER: Final = np.dtype([("length", ">u4"), ("checksum", ">u4"), ("id", ">u8"),
 
 
 class Encoded(NamedTuple):
-    """The records of a batch: `data`, their `count`, and `blocks` as PRODUCE has them: (bytes, count, CRC-32)."""
+    """Encoded records of a batch. `blocks` as in PRODUCE: (bytes, count, CRC-32)."""
 
     data: Buffer
     count: int  # type: ignore[assignment]
@@ -53,13 +53,14 @@ def encode(
     message_bytes: int = limits.MESSAGE_BYTES,
     lenient: bool = False,
 ) -> Encoded:
-    """The rows of `batch` as records with the ids from (`producer_id`, `sequence`) on.
+    """Encode the rows of `batch` as records.
 
-    Columns by name: `value` (binary or string; null is a tombstone), and if they are there `key` (binary or
-    string), `tag` and `attributes`, see `parts_of`; others are passed over. `lenient`: attributes
-    that nobody can read are sent as they are, as a copy has to. The same rows always give the same bytes.
-    Raises `BadRequest` for columns or attributes that cannot be sent, `MessageTooLarge` for a value of more than
-    `message_bytes`.
+    Ids are consecutive from (`producer_id`, `sequence`). Columns by name: `value` (binary or string; null
+    is a tombstone), and optionally `key` (binary or string), `tag` and `attributes`, see `build_parts`;
+    other columns are ignored. With `lenient`, invalid attributes are sent unchanged, as a copy requires.
+    The same rows always give the same bytes.
+    Raises: BadRequest for columns or attributes that cannot be sent; MessageTooLarge for a value of more
+    than `message_bytes`.
     """
     count = len(batch)
     if sequence + count > SEQUENCE_COUNT:
@@ -93,7 +94,10 @@ def encode(
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Only the columns of COLUMNS, as binary and string. Raises `BadRequest`."""
+    """Return only the columns of COLUMNS, as binary and string.
+
+    Raises: BadRequest.
+    """
     if "value" not in batch.schema.names:
         raise BadRequest(
             f"A batch to send needs the column value; it has {', '.join(batch.schema.names) or 'none'}."
@@ -134,7 +138,7 @@ def _joined(headers: Array, bodies: pa.BinaryArray) -> memoryview:
 
 
 def _blocks(data: Buffer, ends: Array) -> Blocks:
-    """As many whole records as fit into BLOCK_BYTES, at least one."""
+    """Divide the records into blocks of at most BLOCK_BYTES, or one record."""
     blocks: Blocks = []
     view = memoryview(data)
     first = start = 0
@@ -146,22 +150,19 @@ def _blocks(data: Buffer, ends: Array) -> Blocks:
     return blocks
 
 
-# What stands between a record's header and its payload, out of the columns `attributes`, `key` and `tag`.
-#
-# Whole columns at a time: the old attributes are looked at by `Attributes`, new ones joined of pieces by Arrow; where
-# there are no old ones, all but key and tag themselves is one of few byte strings, chosen by their lengths. Only what
-# `layout` does not read (properties, counts) is unpacked and packed again, row by row.
-
 _MAP: Final = 0x80
 _MAPS: Final = pa.array([bytes([_MAP | count]) for count in range(4)], pa.binary())
 _NOTHING: Final = 0
 _TAG_SHIFT: Final = 32
-"""Where the tag's shape begins in that of both: a key's has fewer bits."""
+"""Bit position of the tag's shape in a combined shape; the key's shape has fewer bits."""
 
 
 class Parts(NamedTuple):
-    """For each record the bytes behind its header (the attribute with its size, or nothing; `pieces`, columns without
-    nulls, one behind the other), whether it has an attribute, and its tag's hash."""
+    """Encoded attribute parts of all records.
+
+    `pieces`: columns without nulls whose concatenation follows the record header; the attribute with its
+    size, or nothing. `has_attribute`: the record has an attribute. `tag_hashes`: hash of its tag.
+    """
 
     pieces: list[pa.BinaryArray]
     having: Array
@@ -169,8 +170,12 @@ class Parts(NamedTuple):
 
 
 class Old(NamedTuple):
-    """What the column `attributes` says: `keys` as bytes (`text`: it was text), `tags`; those `plain` hold nothing
-    else but a time of birth, which is `heads` as it stands, so many fields as `counts`."""
+    """Decoded column `attributes`.
+
+    `keys` are bytes (`text`: it was a string), `tags` strings. Attributes that are `plain` have no other
+    fields than a birth time, whose encoding is in `birth_times`; `birth_counts` is its number of fields (0
+    or 1).
+    """
 
     plain: Array
     heads: pa.BinaryArray
@@ -181,11 +186,17 @@ class Old(NamedTuple):
 
 
 def parts_of(batch: pa.RecordBatch, *, lenient: bool = False) -> Parts | None:
-    """The attribute parts of the records of `batch`, whose columns are binary or string; None where no record has any.
+    """Return the attribute parts of the records; None if no record has an attribute.
 
-    `attributes` is taken as it is. A column `key` or `tag` decides about key and tag, null removes them; where it
-    says the same as the attribute, the bytes stay as they are. `lenient`: so do those that are no attribute.
-    Raises `BadRequest` naming the row, `MessageTooLarge`.
+    The columns are binary or string. `attributes` is used as given. A column `key` or `tag` replaces that
+    field, and null removes it; the bytes of an attribute that already has that value are unchanged. With
+    `lenient`, invalid attributes are kept as well.
+
+    Whole columns are processed at once: `AttributeColumn` decodes the given ones, Arrow joins new ones.
+    Without given attributes, everything but key and tag is one of a few byte strings, selected by their
+    lengths. Only attributes with other fields (properties, counts) are decoded and encoded again row by
+    row.
+    Raises: BadRequest with the row, MessageTooLarge.
     """
     names = [name for name in ("attributes", "key", "tag") if name in batch.schema.names]
     if all(batch.column(name).null_count == len(batch) for name in names):
@@ -213,7 +224,7 @@ def parts_of(batch: pa.RecordBatch, *, lenient: bool = False) -> Parts | None:
 
 
 def _of_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) -> Parts:
-    """Attributes of nothing else, each as long as its key and tag say; at least one of them is there."""
+    """Return attributes that contain only key and tag; at least one of the columns is given."""
     shape: Any = np.int64(0)
     hashes: Any = np.uint32(0)
     pieces = []
@@ -233,7 +244,7 @@ def _of_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) -> Parts:
 
 
 def _begin(shape: int) -> bytes:
-    """What stands before the key in an attribute of these shapes of key and tag, its size included."""
+    """Return the attribute's bytes before the key, with its size, for a combined shape."""
     if shape == _NOTHING:
         return b""
     tag, key = divmod(shape, 1 << _TAG_SHIFT)
@@ -258,7 +269,7 @@ def _read(old: pa.BinaryArray, lenient: bool) -> Old:
 
 
 def _joined_attributes(old: Old, key: pa.Array, text: Array, tag: pa.StringArray) -> pa.BinaryArray:
-    """Attributes of the time of birth as it was, and this key and tag; null where there is none of them."""
+    """Return attributes of the given birth time, key and tag; null if all are missing."""
     counts = (
         old.counts
         + key.is_valid().to_numpy(zero_copy_only=False)
@@ -279,12 +290,15 @@ def _joined_attributes(old: Old, key: pa.Array, text: Array, tag: pa.StringArray
 
 
 def _heads(number: int, values: pa.BinaryArray, text: Array) -> pa.BinaryArray:
-    """What stands before each value in a map: its number, and its kind and length; nothing where it is null."""
+    """Return the bytes before each value in a map: field number and msgpack header.
+
+    Empty for null.
+    """
     return _chosen(_shapes(values, text), partial(_head, number))
 
 
 def _shapes(values: pa.Array, text: Array | bool) -> Array:
-    """Of each value one number for its length and whether it is text, _NOTHING where it is null."""
+    """Return one number per value for its length and type (string or bytes); _NOTHING for null."""
     lengths: Array = pc.binary_length(values).fill_null(0).to_numpy().astype(np.int64)
     shapes: Array = (lengths << 1 | text) + 1
     if not values.null_count:
@@ -294,7 +308,7 @@ def _shapes(values: pa.Array, text: Array | bool) -> Array:
 
 
 def _chosen(shapes: Array, made: Callable[[int], bytes]) -> pa.BinaryArray:
-    """What is made of each number, which is done once for those that are alike."""
+    """Return `made(shape)` for each shape, computed once per distinct shape."""
     distinct = pa.array(shapes).dictionary_encode()
     return pa.array([made(each) for each in distinct.dictionary.to_pylist()], pa.binary()).take(
         distinct.indices
@@ -318,7 +332,7 @@ def _rewritten(
     tag: pa.StringArray,
     same_tag: Array,
 ) -> pa.BinaryArray:
-    """`column` with the attributes of `rows` made one by one: what else they hold stays."""
+    """Replace the attributes of `rows` one by one, keeping their other fields."""
     if not len(rows):
         return column
     made: list[bytes | None] = []
@@ -336,7 +350,7 @@ def _rewritten(
 
 
 def _order(field: tuple[Any, Any]) -> tuple[int, int]:
-    """Numbers by size; what else somebody took for a field's name stays behind them, as it stood."""
+    """Sort key of a field: numbers first, ascending; unknown names keep their order after them."""
     name = field[0]
     return (0, name) if isinstance(name, int) else (1, 0)
 
@@ -355,12 +369,12 @@ def _hashes(tags: pa.StringArray) -> Array:
 
 
 def _without_empty(tags: pa.StringArray) -> pa.StringArray:
-    """ "" is no tag."""
+    """Replace empty tags by null."""
     return pc.if_else(pc.equal(tags, ""), pa.scalar(None, pa.string()), tags)
 
 
 def _same(new: pa.Array, old: pa.Array) -> Array:
-    """Where both hold the same bytes, or both are null."""
+    """Return where both columns have the same bytes or both are null."""
     if new is old:
         return np.ones(len(new), dtype=bool)
     new, old = new.cast(pa.binary()), old.cast(pa.binary())
@@ -370,7 +384,10 @@ def _same(new: pa.Array, old: pa.Array) -> Array:
 
 
 def _checked(name: str, column: pa.Array, most: int) -> pa.Array:
-    """`column`, if no value is too long and text is UTF-8. Raises `BadRequest`, `MessageTooLarge`, naming the row."""
+    """Check length and UTF-8 of all values; return the column.
+
+    Raises: BadRequest, MessageTooLarge with the row.
+    """
     lengths = pc.binary_length(column).fill_null(0).to_numpy()
     row = int(lengths.argmax())
     if lengths[row] > most:

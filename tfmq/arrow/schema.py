@@ -1,4 +1,4 @@
-"""The columns of a topic; docs/arrow.md says what each holds."""
+"""The Arrow schema of a topic; docs/arrow.md describes each column."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ SCHEMA: Final = pa.schema(
         ("id", pa.int64()),
     ]
 )
-"""Every column, in order. All may be null for Arrow's sake; null are only `key`, `value` (a tombstone), `tag` and
-`attributes`."""
+"""All columns, in order.
+
+Arrow declares all as nullable, but only `key`, `value` (a tombstone), `tag` and `attributes` can be null.
+"""
 
 
 def project(names: Iterable[str]) -> pa.Schema:
-    """The columns `names` of SCHEMA, in that order. Raises `BadRequest` for a name that it does not have, or that
-    comes twice."""
+    """Return the columns `names` of SCHEMA, in that order.
+
+    Raises: BadRequest for an unknown or repeated name.
+    """
     fields = []
     for name in names:
         if name not in SCHEMA.names:

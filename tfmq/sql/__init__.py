@@ -1,4 +1,6 @@
-"""Rows of a database and messages, together or not at all. For SQLAlchemy 2, blocking and asyncio.
+"""Transactions over database rows and messages: both commit or neither.
+
+For SQLAlchemy 2, blocking and asyncio:
 
     tfmq.sql.create_table(engine)                               # once
 
@@ -6,8 +8,9 @@
         session.add(order)
         tx.send("orders", order.as_json())
 
-Both commit or neither does, whatever crashes: docs/database-transactions.md tells how, and what to look after.
-`commit_offsets` is for who only consumes: results and offset in one transaction of the database (docs/offsets.md).
+docs/database-transactions.md describes how this survives crashes and what it needs in operation.
+`commit_offsets` is for consumers that send nothing: it commits results and offset in one database
+transaction (docs/offsets.md).
 """
 
 from tfmq.sql.database import TABLE as TABLE

@@ -1,17 +1,7 @@
-"""The course of a transaction of database and broker: which step follows which, and what is done when one fails.
+"""The commit protocol of a transaction shared by a database and the broker.
 
-    session is looked at, broker begins, session begins
-    ... the user's block: changes, sends ...
-    the changes and the row are written, and prepared where the database prepares
-    broker prepares                     from here on the broker asks, when nobody comes back
-    database commits                    THE DECISION: now the row is there
-    broker commits
-
-Before the decision every failure rolls both back. What fails at the decision itself is settled by looking at the row
-(`decision`), as the broker's question would be. Behind it nothing can undo the transaction: a broker that cannot be
-reached asks later, and the row answers "commit".
-
-Written once for both faces: generators of steps, which `walk` does one after another and `walk_async` awaits.
+Its steps are generators, written once for the blocking and the asyncio API: `run_steps` executes them one
+after another, `run_steps_async` awaits each.
 """
 
 from __future__ import annotations
@@ -46,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class Step(NamedTuple):
-    """One thing to do, by its name; `do()` gives its result, or something to await."""
+    """One step of the protocol. `do()` returns its result, or an awaitable for it."""
 
     name: str
     do: Callable[[], Any]
@@ -59,20 +49,34 @@ CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, Heurist
 
 
 class Hands(Protocol):
-    """How a face does things: at once, or giving something to await."""
+    """Executes database work for one API variant: returns its result, or an awaitable for it."""
 
     def in_session(self, work: Callable[[], Any]) -> Any:
-        """Do `work` where the session may be used."""
+        """Run `work` where the session may be used."""
         ...
 
     def on_connection(self, work: Callable[[Connection], Any]) -> Any:
-        """Do `work` with a fresh connection of the session's engine."""
+        """Run `work` with a new connection of the session's engine."""
         ...
 
 
 class Sharing:
-    """One transaction that the session of `part` and the broker share. `begin(xid)` begins the broker's, `node()` is
-    then the broker's id.
+    """One transaction shared by the database session of `part` and the broker.
+
+    The protocol:
+
+        check the session, begin at the broker, begin the session's transaction
+        ... the user's block: changes, sends ...
+        write the changes and the row; prepare them if the database supports it
+        prepare at the broker               from here on it uses check-back if the client is lost
+        commit the database                 THE DECISION: the row becomes visible
+        commit at the broker
+
+    Before the decision every failure rolls back both sides. A failure of the decision itself is resolved by
+    reading the row (`tfmq.sql.decision`), as check-back would. After it nothing can revert the transaction:
+    if the broker cannot be reached, its check-back later finds the row and commits.
+
+    `begin(xid)` begins the broker's transaction; `node()` then returns the broker's id.
     """
 
     def __init__(
@@ -83,9 +87,10 @@ class Sharing:
         self.xid = ""
         self.transaction: Any = None
         self.is_empty = True
-        """Nothing was sent: then the database commits alone."""
+        """Whether nothing was sent; then only the database commits."""
 
     def begin(self) -> Course[None]:
+        """Check the session and begin both transactions."""
         identity = yield self._in_session("session is looked at", self.part.look)
         self.xid = new_xid(self.part.engine.url, identity)
         self.transaction = yield Step("broker begins", lambda: self._begin(self.xid))
@@ -97,7 +102,10 @@ class Sharing:
             raise
 
     def end(self, error: BaseException | None) -> Course[None]:
-        """Behind the user's block, which `error` ended. Raises what is to be raised instead of it."""
+        """Commit both sides after the user's block, or roll both back if `error` ended it.
+
+        Raises: the error for the caller, if it is not `error`.
+        """
         if error is not None:
             yield from self._rollback_both(error)
         elif self.is_empty:
@@ -126,19 +134,23 @@ class Sharing:
         except BaseException as error:
             yield from self._rollback_session(error)
             if self.part.may_be_prepared:
-                # The answer to its prepare may be what was lost. The broker is not prepared, so nobody commits it.
+                # The prepare may have succeeded although its reply was lost. The broker is not prepared, so no client
+                # commits it by check-back.
                 yield from self._settle("rollback", error)
             yield from self._rollback_broker(error)
             raise
 
     def _prepare_broker(self) -> Course[bool]:
-        """True: somebody who was asked has committed the database's part already."""
+        """Prepare at the broker.
+
+        Return True if check-back has already committed the database's part.
+        """
         try:
             yield Step("broker prepares", self.transaction.prepare)
         except BaseException as error:
             gone = yield from self._rollback_session(error)
             if not gone and self.part.two_phase:
-                # Prepared on both sides after all, it may be committed by who was asked.
+                # Both sides may be prepared, so another client may commit by check-back.
                 decision = yield from self._settle("rollback", error)
                 if decision == "commit" and isinstance(error, TfmqError):
                     return True
@@ -146,7 +158,7 @@ class Sharing:
                     yield from self._commit_nevertheless(error)
                     raise
                 if decision is None and may_be_done(error):
-                    # So may this one, already: then who was asked is about to tell the broker.
+                    # The broker may be prepared too, and another client may just have committed by check-back.
                     self._raise_not_known(error)
                     raise
             yield from self._rollback_broker(error)
@@ -161,7 +173,7 @@ class Sharing:
             decision = yield from self._settle("commit", error)
             if decision == "commit":
                 if isinstance(error, DBAPIError):
-                    return  # only its answer was lost
+                    return  # committed; only the reply was lost
                 yield from self._commit_nevertheless(error)
             elif decision == "rollback":
                 yield from self._rollback_broker(error)
@@ -170,13 +182,15 @@ class Sharing:
             raise
 
     def _raise_not_known(self, error: BaseException) -> None:
-        """Instead of `error`, unless that is to end more than the transaction. Nothing more is done: the broker, which
-        may have prepared, asks; one that has not gives it up.
+        """Raise TransactionError in place of an ordinary `error`.
+
+        Others, like KeyboardInterrupt, are kept. Nothing is rolled back: a prepared broker uses check-back,
+        an unprepared one times out.
         """
         if isinstance(error, Exception):
             raise TransactionError(
-                f"It is not known yet whether the transaction {self.xid} was committed: the database does not"
-                " say. Messages and changes will agree: the broker asks until the row answers."
+                f"It is not known yet whether the transaction {self.xid} was committed: the database cannot"
+                " be read. Messages and changes will be consistent: check-back is repeated until the row decides."
             ) from error
 
     def _commit_nevertheless(self, error: BaseException) -> Course[None]:
@@ -184,7 +198,10 @@ class Sharing:
         error.add_note(f"The transaction {self.xid} is committed nevertheless, its messages too.")
 
     def _commit_broker(self) -> Course[None]:
-        """The database has committed: only what contradicts that is raised."""
+        """Commit at the broker after the database.
+
+        Only errors that contradict the database are raised.
+        """
         try:
             yield Step("broker commits", self.transaction.commit)
         except CONTRADICTIONS as error:
@@ -199,13 +216,16 @@ class Sharing:
             raise
         except TfmqError as error:
             log.warning(
-                "The transaction %s is committed in the database; the broker will learn it when it asks: %s",
+                "The transaction %s is committed in the database; check-back will commit it at the broker: %s",
                 self.xid,
                 error,
             )
 
     def _settle(self, prepared: Decision, error: BaseException) -> Course[Decision | None]:
-        """What the row says; None: nothing yet."""
+        """Read the decision from the row, writing "aborted" if there is none.
+
+        None if it is not known yet.
+        """
 
         def look(connection: Connection) -> Decision | None:
             return decide(connection, self.part.table, self.xid, prepared)
@@ -222,7 +242,10 @@ class Sharing:
         yield from self._rollback_broker(error)
 
     def _rollback_session(self, error: BaseException) -> Course[bool]:
-        """Whether the database said that it is rolled back. `error` goes on, and gets a note of what else failed."""
+        """Roll back the session; return whether the database confirmed it.
+
+        A failure is added to `error`.
+        """
         try:
             yield self._in_session("database rolls back", self.part.rollback)
         except Exception as failure:
@@ -231,7 +254,8 @@ class Sharing:
         return True
 
     def _rollback_broker(self, error: BaseException | None) -> Course[None]:
-        """An unprepared one ends by itself, of a prepared one the broker asks: its failure is worth a note only."""
+        """Roll back at the broker. A failure only adds a note to `error`."""
+        # An unprepared transaction times out at the broker, and a prepared one is resolved by check-back.
         try:
             yield Step("broker rolls back", self.transaction.rollback)
         except TfmqError as failure:
@@ -243,13 +267,13 @@ class Sharing:
 
 
 def may_be_done(error: BaseException) -> bool:
-    """Whether a request to the broker that ended with `error` may have had its effect, as far as that says."""
+    """Whether a broker request that failed with `error` may have taken effect."""
     refused = isinstance(error, TfmqError) and error.outcome == NOT_DONE
     return not refused or isinstance(error, TransactionCommitted)
 
 
 def walk(course: Course[Result]) -> Result:
-    """Do the steps one after another."""
+    """Execute the steps of a blocking transaction and return the generator's result."""
     try:
         step = next(course)
         while True:
@@ -265,7 +289,7 @@ def walk(course: Course[Result]) -> Result:
 
 
 async def walk_async(course: Course[Result]) -> Result:
-    """Do the steps one after another, awaiting each."""
+    """Execute the steps of an asyncio transaction and return the generator's result."""
     try:
         step = next(course)
         while True:
@@ -283,39 +307,38 @@ async def walk_async(course: Course[Result]) -> Result:
 
 
 def perform(step: Step) -> Any:
-    """Do one step: the place where tests stand between them."""
+    """Execute one step. Tests replace this function to inject failures between steps."""
     return step.do()
 
 
-# The two ways of doing the steps: at once, and by awaiting them.
-
-
 class BlockingHands:
-    """With an engine whose driver blocks."""
+    """Executor for an engine with a blocking driver."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def on_connection(self, work: Callable[[Connection], Result]) -> Result:
-        """Do `work` with a connection of its own."""
+        """Run `work` with a new connection."""
         with self._engine.connect() as connection:
             return work(connection)
 
 
 class AsyncHands:
-    """With an engine whose driver is awaited."""
+    """Executor for an engine with an asyncio driver."""
 
     def __init__(self, engine: Engine) -> None:
-        from sqlalchemy.ext.asyncio import AsyncEngine  # who has such an engine has what this needs
+        from sqlalchemy.ext.asyncio import (
+            AsyncEngine,
+        )  # an asyncio engine implies that its dependencies are installed
 
         self._engine = AsyncEngine(engine)
 
     async def on_connection(self, work: Callable[[Connection], Result]) -> Result:
-        """Do `work` with a connection of its own."""
+        """Run `work` with a new connection."""
         async with self._engine.connect() as connection:
             return await connection.run_sync(work)
 
 
 def hands_for(engine: Engine) -> Any:
-    """Those that fit the engine's driver."""
+    """Return the executor for the engine's driver."""
     return AsyncHands(engine) if engine.dialect.is_async else BlockingHands(engine)

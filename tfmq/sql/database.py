@@ -1,9 +1,4 @@
-"""Which database it is: the name by which those who use the same one find each other.
-
-The name is made of the address without user, password and options, so that it may be shown and logged. It is in the
-name of the group of producers that have none of their own, and, with the identity of the table (see `table`), in every
-xid: only who can look into the table that decides a transaction answers for it.
-"""
+"""The user's database: address, capabilities, and the table whose rows decide transactions."""
 
 from __future__ import annotations
 
@@ -27,17 +22,22 @@ PREFIX = "tfmq.sql"
 DIGEST_CHARACTERS = 16
 RANDOM_BYTES = 16
 GROUP_NAME_CHARACTERS = 60
-"""Of the database's name in that of a group: to be recognised; the digest tells them apart."""
+"""Length of the database name in a producer group's name; for display, the digest is unique."""
 
 ADDRESS_OPTIONS = ("host", "port", "service", "dbname")
-"""What an address may say behind its question mark about where the database is; all else stays out."""
+"""URL options that are part of the database's address; all others are ignored."""
 
 TWO_PHASE_DRIVERS = frozenset({"psycopg", "psycopg2"})
-"""Drivers of PostgreSQL whose two-phase commit SQLAlchemy steers."""
+"""PostgreSQL drivers whose two-phase commit SQLAlchemy supports."""
 
 
 def address(url: URL) -> str:
-    """Where it is, without who asks: equal for the same database."""
+    """Return the address of the database, without user, password and other options.
+
+    It is equal for all clients of a database and safe to log. It is part of the default producer group's
+    name and, with the identity of the table, of every xid: only clients with access to the deciding table
+    answer check-back for the transaction.
+    """
     name = url.database or ""
     if is_in_memory(url):
         return f"sqlite:memory:{os.getpid()}"
@@ -48,13 +48,13 @@ def address(url: URL) -> str:
 
 
 def is_in_memory(url: URL) -> bool:
-    """Whether it is an SQLite that lives in this process only."""
+    """Whether it is an SQLite database that exists only in this process."""
     in_memory = url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
     return url.get_backend_name() == "sqlite" and in_memory
 
 
 def digest(url: URL) -> str:
-    """Some characters that stand for the address."""
+    """Return a short hash of the address."""
     return _hashed(address(url))
 
 
@@ -63,7 +63,7 @@ def _hashed(text: str) -> str:
 
 
 def group_name(url: URL) -> str:
-    """The group of producers that use this database and have no group of their own."""
+    """Return the default producer group for producers that use this database."""
     name = (
         Path(url.database or "memory").stem
         if url.get_backend_name() == "sqlite"
@@ -73,26 +73,29 @@ def group_name(url: URL) -> str:
 
 
 def mark(url: URL, identity: str) -> str:
-    """What the xids of a table begin with: its database's address and its own identity are in it."""
+    """Return the xid prefix of a table: a hash of its database's address and its own identity."""
     return f"{PREFIX}.{_hashed(f'{address(url)}:{identity}')}."
 
 
 def new_xid(url: URL, identity: str) -> str:
-    """A name for a transaction that was never used before; PostgreSQL shows it in pg_prepared_xacts, too."""
+    """Return a new unique xid. PostgreSQL also shows it in pg_prepared_xacts."""
     return mark(url, identity) + os.urandom(RANDOM_BYTES).hex()
 
 
 def has_two_phase_driver(engine: Engine) -> bool:
-    """Whether SQLAlchemy can prepare a transaction of this database, if the database lets it."""
+    """Whether SQLAlchemy supports two-phase commit with this driver.
+
+    The database may still disable it.
+    """
     return engine.dialect.name == "postgresql" and engine.dialect.driver in TWO_PHASE_DRIVERS
 
 
-# What a database can do, asked once for each engine.
-
-
 class Facts(NamedTuple):
-    """`identity`: that of the table · `two_phase`: it prepares transactions; `why_not`: the sentence for whom that is a
-    surprise · `commits_early`: its commit answers before it is on the disk, unless it is told otherwise.
+    """Capabilities of a database and its table, read once per engine.
+
+    `identity`: that of the table. `two_phase`: the database can prepare transactions; otherwise `why_not`
+    is an error sentence. `commits_early`: a commit returns before it is durable, unless a session changes
+    that.
     """
 
     identity: str = ""
@@ -105,19 +108,20 @@ _known: WeakKeyDictionary[Engine, dict[str, Facts]] = WeakKeyDictionary()
 
 
 def known(engine: Engine, table: Table) -> Facts | None:
-    """What was learned before."""
+    """Return the cached capabilities; None if they were not read yet."""
     return _known.get(engine, {}).get(table.fullname)
 
 
 def forget(engine: Engine) -> None:
-    """Ask again next time: the database may have been started with other settings."""
+    """Discard the cached capabilities: the database may have been restarted with other settings."""
     _known.pop(engine, None)
 
 
 def learn(connection: Connection, table: Table) -> Facts:
-    """Ask the database. Raises `NotAllowed` where the table is missing, which is asked again next time.
+    """Read the capabilities from the database and cache them.
 
     A table that was not made by `create_table` gets its identity here, in a transaction of its own.
+    Raises: NotAllowed if the table is missing; nothing is cached then.
     """
     if not exists(connection, table):
         raise NotAllowed(
@@ -137,14 +141,14 @@ def _prepares(connection: Connection) -> tuple[bool, str]:
     if connection.dialect.name != "postgresql":
         return (
             False,
-            f"Two phases are had with PostgreSQL, not with {connection.dialect.name}: the row decides alone.",
+            f"Two-phase commit needs PostgreSQL, not {connection.dialect.name}: without it only the row decides.",
         )
     if not has_two_phase_driver(connection.engine):
-        return False, f"The driver {connection.dialect.driver} prepares no transactions: use psycopg."
+        return False, f"The driver {connection.dialect.driver} cannot prepare transactions: use psycopg."
     if _setting(connection, "max_prepared_transactions") == "0":
         return False, (
             "PostgreSQL prepares no transactions, because its max_prepared_transactions is 0: raise it (and restart"
-            " it), or pass two_phase=False, where the row decides alone."
+            " it), or pass two_phase=False, so that only the row decides."
         )
     return True, ""
 
@@ -157,38 +161,40 @@ def _setting(connection: Connection, name: str) -> str:
     return str(connection.exec_driver_sql(f"SHOW {name}").scalar())
 
 
-# The table in the user's database whose rows decide.
-#
-# A row says how a transaction ended: `xid` (its name, the primary key), `state` ("committed" or "aborted") and `time`
-# (UTC). The owner writes "committed" in the very transaction that holds the user's changes, so the row is there exactly
-# when they are. Who finds no row and must know writes "aborted" under the same key: then the owner's commit fails. The
-# key is what makes the two exclude each other, in every database.
-#
-# One more row, "database", gives the table an identity. It is part of every xid, and no row is written where it is
-# another one: a database of the same address on another machine, or another schema, decides nothing that is not its
-# own.
-
 NAME = "tfmq_transaction"
 COMMITTED, ABORTED = "committed", "aborted"
 STATE_CHARACTERS = 16
 IDENTITY = "database"
-"""The xid of the row whose state is the table's identity, `STATE_CHARACTERS` random hexadecimal digits."""
+"""The xid of the row with the table's identity: random hexadecimal digits in `state`.
+
+The identity is part of every xid, and rows are only written to the table with that identity. So a database
+with the same address on another machine, or a table in another schema, cannot decide these transactions.
+"""
 PRUNED_ROWS_AT_ONCE = 500
-"""So many rows are deleted in one transaction: nobody waits long for the locks, and every database takes so many
-parameters (SQLite of old: 999).
+"""Rows deleted per transaction.
+
+This keeps locks short and is below the parameter limit of every database (999 in old SQLite).
 """
 
 Clock = Callable[[], datetime]
 
 
 def now() -> datetime:
-    """The time in UTC."""
+    """Return the time in UTC."""
     return datetime.now(UTC)
 
 
 def transaction_table(metadata: MetaData, *, name: str = NAME, schema: str | None = None) -> Table:
-    """The table, added to `metadata`: for Alembic, or for a name or schema of your own, which then goes to
-    `tfmq.sql.transaction(..., table=)` and `tfmq.sql.check(..., table=)`.
+    """Define the table in `metadata`, for Alembic or for another name or schema.
+
+    Pass a table with another name or schema to `tfmq.sql.transaction(..., table=)` and `tfmq.sql.check(...,
+    table=)`.
+
+    A row is the outcome of one transaction: `xid` (its name, the primary key), `state` ("committed" or
+    "aborted") and `time` (UTC). The owner writes "committed" in the transaction with the user's changes, so
+    the row exists exactly if they are committed. A client that has to decide and finds no row writes
+    "aborted" under the same key, which makes the owner's commit fail. The primary key makes the two exclude
+    each other in every database.
     """
     return Table(
         name,
@@ -205,7 +211,10 @@ TABLE = transaction_table(MetaData())
 
 
 def create_table(bind: Engine | Connection, table: Table = TABLE) -> None:
-    """Create the table where it is not there yet. With an asyncio engine: `await connection.run_sync(create_table)`."""
+    """Create the table if it does not exist.
+
+    With an asyncio engine: `await connection.run_sync(create_table)`.
+    """
     table.create(bind, checkfirst=True)
     if isinstance(bind, Engine):
         ensure_identity(bind, table)
@@ -214,16 +223,17 @@ def create_table(bind: Engine | Connection, table: Table = TABLE) -> None:
 
 
 def exists(connection: Connection, table: Table) -> bool:
+    """Return whether the table exists."""
     return inspect(connection).has_table(table.name, schema=table.schema)
 
 
 def identity_of(connection: Connection, table: Table) -> str | None:
-    """The table's identity; None where it has none yet, because something else than `create_table` made it."""
+    """Return the table's identity; None if it was not made by `create_table` and has none yet."""
     return state_of(connection, table, IDENTITY)
 
 
 def ensure_identity(engine: Engine, table: Table) -> None:
-    """Give the table an identity unless it has one; of several who do so at once, one does."""
+    """Give the table an identity if it has none. Safe to call concurrently."""
     with engine.connect() as connection:
         if identity_of(connection, table) is not None:
             return
@@ -240,9 +250,9 @@ def _identify(connection: Connection, table: Table) -> None:
 
 
 def write(connection: Connection, table: Table, identity: str, xid: str, state: str, time: datetime) -> bool:
-    """Write the row; False: the table that is found here has another identity, and nothing was written.
+    """Insert a row; return False if the table found here has another identity.
 
-    Raises `sqlalchemy.exc.IntegrityError` when there is one of that xid.
+    Raises: sqlalchemy.exc.IntegrityError if the xid has a row.
     """
     values = select(literal(xid), literal(state), literal(time, DateTime(timezone=True))).select_from(table)
     here = values.where(table.c.xid == IDENTITY, table.c.state == identity)
@@ -252,13 +262,16 @@ def write(connection: Connection, table: Table, identity: str, xid: str, state: 
 
 
 def state_of(connection: Connection, table: Table, xid: str) -> str | None:
-    """ "committed", "aborted", or None without a row."""
+    """Return "committed" or "aborted", or None without a row."""
     state = connection.scalar(select(table.c.state).where(table.c.xid == xid))
     return None if state is None else str(state)
 
 
 def delete_before(engine: Engine, table: Table, before: datetime, keep: Collection[str]) -> int:
-    """Delete the rows that are older than `before`, except those of `keep`; how many went. In short transactions."""
+    """Delete rows older than `before`, except those in `keep`, in short transactions.
+
+    Return the count.
+    """
     gone = 0
     for page in _pages(engine, table, before):
         xids = [xid for xid in page if xid not in keep]
@@ -269,7 +282,7 @@ def delete_before(engine: Engine, table: Table, before: datetime, keep: Collecti
 
 
 def _pages(engine: Engine, table: Table, before: datetime) -> Iterator[Sequence[str]]:
-    """By key, each page from behind the one before: what is kept is passed over once."""
+    """Yield the old xids in pages, in key order, so that kept rows are skipped only once."""
     last = ""
     while True:
         old = select(table.c.xid).where(table.c.xid > last, table.c.time < before, table.c.xid != IDENTITY)

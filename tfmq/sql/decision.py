@@ -1,11 +1,6 @@
-"""How a transaction is decided when its owner does not say: by the row, and by nothing else.
+"""Decides a transaction whose owner is lost, from its row.
 
-A row: what it says. No row: one that says "aborted" is written under the key that the owner needs, and committed;
-only then the answer is "rollback", because from then on the owner's commit must fail. While the owner's transaction
-is on its way, its own row of that key makes the writer wait, not for long: then there is no answer yet.
-
-Where PostgreSQL holds the transaction prepared, that is finished first, and then the row is looked at. That a prepared
-transaction is gone proves nothing: it was committed or rolled back by somebody.
+Also finishes prepared transactions and prunes rows.
 """
 
 from __future__ import annotations
@@ -24,13 +19,16 @@ from tfmq.sql import database as rows
 from tfmq.sql.database import PREFIX, has_two_phase_driver, mark
 
 LOCK_SECONDS = 2
-"""How long the writer of "aborted" waits for an owner that is just committing. It is asked again."""
+"""Time limit for inserting "aborted" while the owner is committing.
+
+Check-back is repeated later.
+"""
 
 ATTEMPTS = 5
-"""Each attempt that settles nothing met somebody else who just settled it, or is about to, so a few are enough."""
+"""Attempts to decide. One fails only if another client is deciding at the same time."""
 
 BUSY_SECONDS = LOCK_SECONDS / ATTEMPTS
-"""How long each attempt waits for somebody else who is finishing what is prepared: for the disk, or for a replica."""
+"""Pause of each attempt for another client that is finishing the prepared transaction."""
 
 DECISIONS: dict[str, Decision] = {rows.COMMITTED: "commit", rows.ABORTED: "rollback"}
 
@@ -38,11 +36,19 @@ DECISIONS: dict[str, Decision] = {rows.COMMITTED: "commit", rows.ABORTED: "rollb
 def decide(
     connection: Connection, table: Table, xid: str, prepared: Decision, clock: rows.Clock = rows.now
 ) -> Decision | None:
-    """How the transaction `xid` ended, or ends by this; None: ask again later.
+    """Decide the transaction `xid` from its row; None if that is not possible yet.
 
-    `connection`: one of its own, without a transaction · `prepared`: what becomes of one that the database holds
-    prepared. "commit" only where the broker holds it prepared, too. Raises what SQLAlchemy raises, for example
-    `sqlalchemy.exc.OperationalError` when the database is down.
+    If there is a row, its state is the decision. Otherwise a row "aborted" is inserted under the key that
+    the owner needs, and committed; then the decision is "rollback", because the owner's commit must fail.
+    While the owner is committing, its row with the same key blocks the insert; after LOCK_SECONDS the
+    decision stays open.
+
+    If PostgreSQL has the transaction prepared, it is finished first and the row is read afterwards. A
+    missing prepared transaction proves nothing: another client may have committed it or rolled it back.
+
+    Args: `connection`: a separate one, without a transaction. `prepared`: how to finish the transaction if
+    the database has it prepared; "commit" only if the broker has it prepared too.
+    Raises: errors of SQLAlchemy, for example `sqlalchemy.exc.OperationalError` when the database is down.
     """
     connection = _seeing_what_is_committed(connection)
     with connection.begin():
@@ -58,7 +64,7 @@ def decide(
         for each in left:
             finish(connection, each.gid, prepared)
         if left:
-            if 0 < attempt < ATTEMPTS - 1:  # what was finished before is still there
+            if 0 < attempt < ATTEMPTS - 1:  # it was finished in the last attempt, but is still listed
                 _pause(connection)
             continue
         try:
@@ -74,38 +80,42 @@ def decide(
 
 
 def _seeing_what_is_committed(connection: Connection) -> Connection:
-    """An owner's row that may still be rolled back decides nothing, whatever its engine likes to read."""
+    """Return the connection with an isolation level that does not read uncommitted rows."""
     dialect = connection.dialect.name
     if dialect == "postgresql" or connection.get_isolation_level() != "READ UNCOMMITTED":
-        return connection  # PostgreSQL has that level in name only
+        return connection  # PostgreSQL treats READ UNCOMMITTED as READ COMMITTED
     level = "SERIALIZABLE" if dialect == "sqlite" else "READ COMMITTED"
     return connection.execution_options(isolation_level=level)
 
 
 def _pause(connection: Connection) -> None:
-    """In the database, so that an event loop of ours goes on. Only PostgreSQL prepares."""
+    """Sleep inside the database, so that an event loop is not blocked.
+
+    Only used with PostgreSQL.
+    """
     with connection.begin():
         connection.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": BUSY_SECONDS})
 
 
 def _wait_not_long(connection: Connection) -> None:
-    """SQLite waits as long as its driver was told, five seconds by default."""
+    """Limit the lock wait of this transaction.
+
+    SQLite uses its driver's timeout, five seconds by default.
+    """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}")
 
 
-# What PostgreSQL holds prepared: under which names, and how it is finished by somebody else than its owner.
-#
-# The name there is XID@NODE: the broker's name of the transaction, and the id of the broker where it was begun.
-
 Decision = Literal["commit", "rollback"]
 
 SOMEBODY_ELSE_DOES = ("42704", "55000")
-"""What PostgreSQL says of a prepared transaction that is gone, or that another session is finishing."""
+"""SQLSTATEs for a prepared transaction that is gone or is being finished by another session."""
 
 _OURS: Final = re.compile(rf"{re.escape(PREFIX)}\.[0-9A-Za-z._-]+@[0-9A-Za-z._-]*")
-"""Names that were given here. Anybody who may use the database can prepare under any other one, a quote in it
-included, and SQLAlchemy writes names into its statements as they are.
+"""Names of prepared transactions made by this module.
+
+Every user of the database can prepare transactions under other names, even with quotes in them, and
+SQLAlchemy inserts names into its statements unescaped.
 """
 
 _FIND = text(
@@ -114,7 +124,7 @@ _FIND = text(
 
 
 class Prepared(NamedTuple):
-    """One that the database holds prepared, under the name `gid`."""
+    """A transaction that the database has prepared, under the name `gid`."""
 
     gid: str
     xid: str
@@ -122,13 +132,17 @@ class Prepared(NamedTuple):
 
 
 def name(xid: str, node: str) -> str:
-    """What PostgreSQL calls the transaction; at most 199 characters, of which these are about 100."""
+    """Return the PostgreSQL name XID@NODE: xid, and id of the broker.
+
+    About 100 of 199 allowed characters.
+    """
     return f"{xid}@{node}"
 
 
 def rename(connection: Connection, gid: str) -> None:
-    """Let the two-phase transaction that was just begun bear the name `gid` instead of SQLAlchemy's random one: whoever
-    finds it prepared, after a crash, then knows whom to ask.
+    """Name the two-phase transaction that was just begun `gid`, in place of a random name.
+
+    After a crash, the name shows which transaction of which broker the prepared one belongs to.
     """
     begun = connection.get_transaction()
     if not isinstance(begun, TwoPhaseTransaction):
@@ -139,7 +153,7 @@ def rename(connection: Connection, gid: str) -> None:
 
 
 def prepared_in(connection: Connection, xid: str = PREFIX) -> list[Prepared]:
-    """Those of `xid`, or all that tfmq.sql prepared, in this database."""
+    """Return the prepared transactions of `xid`, or all made by tfmq.sql, in this database."""
     if not has_two_phase_driver(connection.engine):
         return []
     start = PREFIX + "." if xid == PREFIX else xid + "@"
@@ -149,9 +163,10 @@ def prepared_in(connection: Connection, xid: str = PREFIX) -> list[Prepared]:
 
 
 def finish(connection: Connection, gid: str, decision: Decision) -> None:
-    """Commit or roll back what is prepared under that name; nothing, if somebody else does. Raises `SQLAlchemyError`.
+    """Commit or roll back a prepared transaction; no effect if another session does so.
 
-    `connection` has no transaction.
+    `connection` must not be in a transaction.
+    Raises: SQLAlchemyError.
     """
     try:
         if decision == "commit":
@@ -159,22 +174,20 @@ def finish(connection: Connection, gid: str, decision: Decision) -> None:
         else:
             connection.rollback_prepared(gid, recover=True)
     except Exception as error:
-        if sqlstate(error) not in SOMEBODY_ELSE_DOES:  # the driver's own error, which is not wrapped here
+        if sqlstate(error) not in SOMEBODY_ELSE_DOES:  # SQLAlchemy does not wrap the driver's error here
             raise SQLAlchemyError(
                 f"{gid}, which PostgreSQL holds prepared, cannot be finished: {error}"
             ) from error
 
 
 def sqlstate(error: BaseException | None) -> str | None:
-    """PostgreSQL's code of an error of the driver: psycopg calls it `sqlstate`, psycopg2 `pgcode`."""
+    """Return PostgreSQL's error code: `sqlstate` in psycopg, `pgcode` in psycopg2."""
     code: str | None = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     return code
 
 
-# Housekeeping of the table: its rows are needed until the broker has ended the transaction, and then by nobody.
-
 KEPT = timedelta(days=7)
-"""As long as a broker remembers outcomes: more than any session lives that could still want to commit."""
+"""Default age of rows to prune: the broker's retention of outcomes, longer than any session."""
 
 UNFINISHED = ("open", "preparing", "prepared", "committing", "applying", "rolling_back")
 
@@ -186,18 +199,20 @@ def prune(
     table: Table = rows.TABLE,
     clock: rows.Clock = rows.now,
 ) -> int:
-    """Delete the rows that are older than `older_than` and decide nothing any more; how many those were.
+    """Delete rows older than `older_than` that no longer decide a transaction; return the count.
 
-    `admins`: one for each broker that shares transactions with this database. They are asked first what is not
-    finished: those rows stay, however old. Run it once a day; it deletes in short transactions.
+    Rows are needed until the broker has ended the transaction. Run this once a day; it deletes in short
+    transactions.
 
-    Raises what SQLAlchemy raises, `BadRequest`, `ConnectionFailed`.
+    Args: `admins`: one for each broker that shares transactions with this database. Each is asked for its
+    unfinished transactions first; their rows are kept at any age.
+    Raises: BadRequest, ConnectionFailed, and errors of SQLAlchemy.
     """
     if older_than <= timedelta(0):
-        raise BadRequest(f"Rows are pruned when they are older than some time, not {older_than}.")
+        raise BadRequest(f"older_than must be positive, not {older_than}.")
     if not admins:
         raise BadRequest(
-            "Give an Admin of each broker that shares transactions with the database: it is asked first."
+            "Pass an Admin of each broker that shares transactions with the database: it is queried first."
         )
     before = clock() - older_than
     unfinished = {each.xid for admin in admins for each in admin.transactions(UNFINISHED)}

@@ -1,8 +1,4 @@
-"""Offsets of a consumer in the user's own transaction, with the results: both commit, or neither.
-
-The row of a partition is changed only where no higher generation has claimed it, by the very statement that looks. So a
-member that lost the partition cannot commit its results either: `Fenced` is raised inside its transaction.
-"""
+"""Consumer offsets committed in the user's own database transaction."""
 
 from __future__ import annotations
 
@@ -42,8 +38,7 @@ def commit_offsets(
 def commit_offsets(
     session: Any, consumer: Any, message: ReceivedMessage[Any] | None = None
 ) -> Awaitable[None] | None:
-    """What `consumer` handed out, or its partition up to `message` and including it, is processed if the transaction of
-    `session` commits: exactly once, together with what else is in it.
+    """Commit the offsets of `consumer` in the transaction of `session`, with its other changes.
 
         consumer = tfmq.Consumer(topics="orders", group="billing", commits="manual", offsets="sql:" + URL)
         for message in consumer:
@@ -51,11 +46,17 @@ def commit_offsets(
                 session.add(Invoice(message.json()))
                 tfmq.sql.commit_offsets(session, consumer, message)
 
-    `session`: a Session or Connection, or, to be awaited, an AsyncSession or AsyncConnection, of the database that the
-    consumer was given with offsets="sql:URL". The consumer may be of any face.
+    If the transaction commits, all messages that the consumer has returned are acked, or those of the
+    message's partition up to and including `message`. Results and offsets are thus committed exactly once.
 
-    Raises `Fenced` if another member has got the partition meanwhile; let it roll the transaction back, and go on with
-    the next message. `BadRequest` and `NotAllowed` with a sentence that says what to change; what SQLAlchemy raises.
+    A partition's row is only updated if no higher generation has claimed it; check and update are one
+    statement. A member that lost the partition therefore cannot commit its results.
+
+    Args: `session`: a Session or Connection, or, to be awaited, an AsyncSession or AsyncConnection, of the
+    database given to the consumer with offsets="sql:URL". `consumer`: of any API variant.
+    Raises: Fenced if the partition is assigned to another member: let it roll back the transaction and
+    continue with the next message. BadRequest and NotAllowed with a sentence that describes what to change.
+    Errors of SQLAlchemy.
     """
     session = _scoped(session)
     asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
@@ -71,7 +72,7 @@ def commit_offsets(
 
 
 def _scoped(session: Any) -> Any:
-    """The session behind one that is kept by thread or by task."""
+    """Return the actual session of a scoped session."""
     asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
     is_scoped = isinstance(session, scoped_session) or (
         asynchronous is not None and isinstance(session, asynchronous.async_scoped_session)
@@ -100,21 +101,25 @@ def _commit(session: Session | Connection, consumer: Any, message: ReceivedMessa
 
 
 def _go_back(stood: Standing, storage: SqlOffsets, lost: Collection[PartitionName]) -> None:
-    """The others of this call are handed out again. Their rows are locked by this transaction, which is to be rolled
-    back, so what the storage finds there beside it is what will be there then.
-    """
+    """Redeliver the messages of the other partitions of this call."""
+    # This transaction has locked their rows and is going to be rolled back, so the storage already reads
+    # what will be stored afterwards.
     others = [name for name in stood.places if name not in lost]
     kept = storage.read(stood.group, others) if others else {}
     stood.refused(lost, kept)
 
 
 def _connection_of(session: Session) -> Connection:
-    bind_of(session)  # raises where it has several databases, or none
+    bind_of(session)  # raises if the session has several databases, or none
     return session.connection()
 
 
 def _refuse_another_database(connection: Connection, storage: SqlOffsets) -> None:
-    """Hosts have many names, so only what is surely another database is refused."""
+    """Check that session and consumer use the same database.
+
+    Raises: NotAllowed.
+    """
+    # A host can have many names, so only certain differences are rejected.
     here, there = connection.engine.url, storage.url
     same = here.get_backend_name() == there.get_backend_name()
     if same and here.get_backend_name() == "sqlite":
@@ -129,11 +134,17 @@ def _refuse_another_database(connection: Connection, storage: SqlOffsets) -> Non
 
 
 _uncommitted: WeakKeyDictionary[Session, list[Standing]] = WeakKeyDictionary()
-"""What the transactions of sessions may commit; a session in here has our listeners."""
+"""Offsets that the current transactions may commit.
+
+Every session in here has the event listeners.
+"""
 
 
 def _tell_when_committed(session: Session, stood: Standing) -> None:
-    """The consumer learns of it, so that the next call has only what is new. Nothing depends on that."""
+    """Mark the offsets as saved in the consumer once the transaction commits.
+
+    The next call then only has new offsets. This is an optimisation; correctness does not depend on it.
+    """
     if session not in _uncommitted:
         _uncommitted[session] = []
         event.listen(session, "after_commit", _committed)
@@ -149,5 +160,7 @@ def _committed(session: Session) -> None:
 
 
 def _rolled_back(session: Session, _: Any) -> None:
-    """Also of a savepoint: which of them were in it is not known, and need not be."""
+    """Discard the pending offsets after a rollback, even of a savepoint."""
+    # Which offsets belong to the savepoint is unknown. Discarding all is safe: they are only an
+    # optimisation.
     _uncommitted[session] = []

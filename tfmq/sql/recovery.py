@@ -1,9 +1,4 @@
-"""Who answers the broker's questions: every producer that shares transactions with a database.
-
-When a transaction has been prepared for some time and nobody ended it, the broker asks a producer of its group. For
-transactions of tfmq.sql the row answers (`decision`). Producers that have no group share one that is named by the
-database's address, so that whoever is asked can look there.
-"""
+"""Recovery of shared transactions whose owner is lost: check-back, and a scan for orphans."""
 
 from __future__ import annotations
 
@@ -32,14 +27,16 @@ from tfmq.sql.session import describe, is_closed, join_group, node_of
 log = logging.getLogger("tfmq.sql")
 
 _attended: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
-"""For each producer the databases and tables that it answers for."""
+"""The databases and tables for which each producer answers check-back."""
 
 
 def check(producer: Any, engine: Any, *, table: Table = rows.TABLE) -> None:
-    """Let `producer` answer the broker's questions about transactions of this database, from now on.
+    """Let `producer` answer check-back for transactions of this database from now on.
 
-    `tfmq.sql.transaction` does it by itself; call this where a service starts, so that what a crash left is settled
-    before it does its next transaction. `engine`: an `Engine`, with a `tfmq.aio.Producer` an `AsyncEngine`.
+    `tfmq.sql.transaction` does this itself. Call it at the start of a service, so that transactions left by
+    a crash are resolved before its next transaction.
+
+    Args: `engine`: an `Engine`, or an `AsyncEngine` with a `tfmq.aio.Producer`.
     """
     kind = sys.modules.get("sqlalchemy.ext.asyncio")
     if kind is not None and isinstance(engine, kind.AsyncEngine):
@@ -51,25 +48,26 @@ def check(producer: Any, engine: Any, *, table: Table = rows.TABLE) -> None:
 
 
 def check_producer(producer: Any, is_async: bool, other: str) -> None:
-    """Raises `BadRequest` unless both block or both are awaited."""
+    """Check that producer and session or engine are both blocking or both asyncio.
+
+    Raises: BadRequest.
+    """
     aio = sys.modules.get("tfmq.aio")
     blocks = isinstance(producer, tfmq.producer.Producer)
     if not blocks and (aio is None or not isinstance(producer, aio.Producer)):
         raise BadRequest(f"A tfmq.Producer or tfmq.aio.Producer is wanted, not {producer!r}.")
     if is_async and blocks:
-        raise BadRequest(f"The {other} is one of asyncio, the producer is not: use a tfmq.aio.Producer.")
+        raise BadRequest(f"The {other} is for asyncio, the producer is not: use a tfmq.aio.Producer.")
     if not is_async and not blocks:
         raise BadRequest(
-            f"The producer is one of asyncio, the {other} is not: use a tfmq.Producer, or an async {other}."
+            f"The producer is for asyncio, the {other} is not: use a tfmq.Producer, or an async {other}."
         )
 
 
 def attend(producer: Any, engine: Engine, table: Table) -> None:
-    """Answer for this database and table, if that is not done yet.
-
-    Not for one in memory: it dies with this process, and the thread that answers would find another, empty one, or,
-    with a StaticPool, the very connection that the session is using.
-    """
+    """Register the producer for check-back of this database and table, once."""
+    # An in-memory database ends with this process. The thread that answers check-back would open another,
+    # empty one, or with a StaticPool use the session's own connection.
     if is_in_memory(engine.url):
         return
     known = _attended.setdefault(producer, set())
@@ -85,23 +83,27 @@ def attend(producer: Any, engine: Engine, table: Table) -> None:
 
 
 class Answers:
-    """The answers of one database."""
+    """Answers check-back for one database and table, from the row (`tfmq.sql.decision`).
+
+    A producer without a group joins one named after the database's address, so that every member of the
+    group can read the row.
+    """
 
     def __init__(self, engine: Engine, table: Table) -> None:
         self._engine, self._table = engine, table
         self._hands = hands_for(engine)
 
     def answer(self, asked: Any) -> Decision | None:
-        """What is to become of the prepared transaction `asked`; None: it is not known yet."""
+        """Return the decision for the prepared transaction `asked`; None if it is not known yet."""
         return walk(self._answering(asked.xid))
 
     async def answer_async(self, asked: Any) -> Decision | None:
-        """Likewise."""
+        """Return the decision for the prepared transaction `asked`; None if it is not known yet."""
         return await walk_async(self._answering(asked.xid))
 
     def _answering(self, xid: str) -> Course[Decision | None]:
         if not xid.startswith(PREFIX):
-            return None  # the user's own
+            return None  # not a transaction of tfmq.sql
 
         def look(connection: Connection) -> Decision | None:
             return decide(connection, self._table, xid, "commit")
@@ -109,23 +111,12 @@ class Answers:
         try:
             decision: Decision | None = yield Step("row answers", lambda: self._hands.on_connection(look))
         except (SQLAlchemyError, OSError) as error:
-            log.warning("The database does not say what became of %s, it is asked again: %s", xid, error)
+            log.warning(
+                "The outcome of %s cannot be read from the database, check-back is repeated: %s", xid, error
+            )
             return None
         return decision
 
-
-# What PostgreSQL holds prepared of owners that are gone, and that the broker will never ask about.
-#
-# The database prepares before the broker. An owner that dies between the two leaves a transaction that holds its locks
-# in the database, while the broker, which never prepared, lets its part end by time and asks nobody. So whoever uses
-# the database in two phases looks now and then, and finishes what the broker says is over:
-#
-#     at the broker                        in the database
-#     committed, applying, read only       commit
-#     rolled back                          roll back
-#     unknown, at the node that began it   roll back: it was never prepared there, or is long over
-#     unknown, at another node             leave it, and say so
-#     open, prepared, in between           leave it: its owner goes on, or the broker asks
 
 DECISIONS: Final[dict[str, Decision]] = {
     "committed": "commit",
@@ -135,27 +126,42 @@ DECISIONS: Final[dict[str, Decision]] = {
     "rolled_back": "rollback",
     "heuristic_rolled_back": "rollback",
 }
-"""What becomes of the database's part, by the state at the broker; other states: nothing."""
+"""Decision for the database's part by the state at the broker.
+
+In other states it is left alone.
+"""
 
 
 class Looked(NamedTuple):
-    """What a look found: how many it finished, and how many wait for their owner or for the broker."""
+    """Result of a scan: transactions finished, and those that wait for the owner or the broker."""
 
     finished: int = 0
     waiting: int = 0
 
 
 class Leftovers:
-    """Those of one database."""
+    """Finishes prepared transactions of one database whose owner is lost, without check-back.
+
+    The database prepares before the broker. If the owner crashes between the two, the prepared transaction
+    holds its locks, while the broker's unprepared part times out without check-back. Clients that use
+    two-phase commit therefore scan the database regularly and finish what has ended at the broker:
+
+        at the broker                        in the database
+        committed, applying, read only       commit
+        rolled back                          roll back
+        unknown, at the node that began it   roll back: never prepared there, or ended long ago
+        unknown, at another node             leave it, and log an error
+        open, prepared, in between           leave it: the owner continues, or check-back resolves it
+    """
 
     def __init__(self, hands: Any) -> None:
         self._hands = hands
         self._told: set[str] = set()
 
     def look(self, producer: Any) -> Course[Looked]:
-        """Ask the broker of `producer`, and finish what is over.
+        """Scan the database once, ask the broker of `producer`, and finish what has ended.
 
-        Raises what SQLAlchemy raises, and what the broker answers.
+        Raises: errors of SQLAlchemy and of the broker.
         """
         found = yield Step("look for what is prepared", lambda: self._hands.on_connection(prepared_in))
         finished = waiting = 0
@@ -168,7 +174,7 @@ class Leftovers:
         return Looked(finished, waiting)
 
     def _decision(self, left: Prepared, producer: Any) -> Course[Any]:
-        """What becomes of it; or "wait", or "leave" it to its own broker."""
+        """Return the decision; "wait" if it is unfinished; "leave" if it belongs to another broker."""
         found = yield Step("ask the broker", lambda: describe(producer, left.xid))
         if found.state != "unknown":
             return DECISIONS.get(found.state, "wait")
@@ -183,15 +189,15 @@ class Leftovers:
 
         yield Step("finish it", lambda: self._hands.on_connection(work))
         log.warning(
-            "PostgreSQL held %s prepared, whose owner is gone: %s, as the broker did.", left.gid, decision
+            "PostgreSQL had %s prepared, whose owner is lost: %s, as at the broker.", left.gid, decision
         )
 
     def _tell(self, left: Prepared) -> None:
-        """Once: an operator must look."""
+        """Log once that an operator must resolve a transaction of another broker."""
         if left.gid not in self._told:
             self._told.add(left.gid)
             log.error(
-                "PostgreSQL holds %s prepared, begun at another broker (node %s): if that one knows nothing of it"
+                "PostgreSQL has %s prepared, begun at another broker (node %s): if it is unknown there"
                 " (tfmq tx show %s), ROLLBACK PREPARED '%s'. It holds locks.",
                 left.gid,
                 left.node,
@@ -200,24 +206,26 @@ class Leftovers:
             )
 
 
-# Looks for leftovers now and then: in one thread for each database, or, with an asyncio engine, in a task of the loop.
-#
-# Not by the way of the next transaction, because that may be waiting for the very locks that a leftover holds.
-
 LOOK_SECONDS: Final = 30.0
-"""One question of the database each; a leftover has to wait for the broker's timeout (60 seconds) anyway."""
+"""Pause between scans, one query each.
+
+An orphan waits for the broker's timeout (60 s) anyway.
+"""
 
 SOON_SECONDS: Final = 2.0
-"""While something waits: it holds locks, and its time is running out."""
+"""Pause while a transaction waits: it holds locks and is about to time out."""
 
 Name = tuple[str, Any]
 _watches: dict[Name, _Watch] = {}
-"""Those at work, by database and event loop. Behind `_lock`."""
+"""Running scanners by database and event loop. Protected by `_lock`."""
 _lock = threading.Lock()
 
 
 def _forked() -> None:
-    """The child has none of its parent's threads, and its lock may be held for ever."""
+    """Reset the module in a forked child.
+
+    It has no threads and may have inherited a held lock.
+    """
     global _lock
     _lock = threading.Lock()
     _watches.clear()
@@ -227,13 +235,16 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def watch(producer: Any, engine: Engine) -> None:
-    """Look at once, and then every `LOOK_SECONDS` until the producer is closed. An asyncio engine needs its loop."""
+    """Scan now and then every SCAN_SECONDS until the producer is closed.
+
+    An asyncio engine needs a running loop.
+    """
     loop = None
     if engine.dialect.is_async:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return  # the first transaction will have one
+            return  # the first transaction starts the scanner
     name = (digest(engine.url), loop)
     with _lock:
         known = _watches.get(name)
@@ -247,12 +258,15 @@ def watch(producer: Any, engine: Engine) -> None:
 
 
 def pause(looked: Looked) -> float:
-    """How long to wait for the next look."""
+    """Return the seconds until the next scan."""
     return min(SOON_SECONDS, LOOK_SECONDS) if looked.waiting else LOOK_SECONDS
 
 
 class _Watch:
-    """Of one database, for the producers that are open; ends with the last of them."""
+    """Scans one database in a thread while one of its producers is open.
+
+    A transaction does not scan on its way, because it may itself wait for the locks of an orphan.
+    """
 
     def __init__(self, name: Name, engine: Engine) -> None:
         self.producers: WeakSet[Any] = WeakSet()
@@ -267,11 +281,11 @@ class _Watch:
         threading.Thread(target=self._run, name="tfmq-sql-leftovers", daemon=True).start()
 
     def wake(self) -> None:
-        """Look now."""
+        """Scan now."""
         self._woken.set()
 
     def stop(self) -> None:
-        """The program ends."""
+        """Stop the thread; called when the program exits."""
         self._over = True
         self.wake()
 
@@ -284,12 +298,12 @@ class _Watch:
                 self._failed = False
             except (SQLAlchemyError, TfmqError, OSError) as error:
                 self._tell(error)
-            del producer  # nobody is kept by being watched for
+            del producer  # do not keep the producer alive while waiting
             self._woken.wait(pause(looked))
         atexit.unregister(self.stop)
 
     def _open_producer(self) -> Any:
-        """One that can ask the broker; None: the watch is over, and whoever comes next begins another."""
+        """Return an open producer; None if there is none, and then the scanner ends."""
         with _lock:
             if not self._over:
                 for each in self.producers:
@@ -299,14 +313,14 @@ class _Watch:
             return None
 
     def _tell(self, error: Exception) -> None:
-        """Once for each outage."""
+        """Log the first failure of an outage."""
         if not self._failed:
-            log.warning("What PostgreSQL holds prepared of owners that are gone was not looked at: %s", error)
+            log.warning("The scan for orphaned prepared transactions of PostgreSQL failed: %s", error)
         self._failed = True
 
 
 class _AsyncWatch(_Watch):
-    """The same, in a task of the running loop."""
+    """Scans one database in a task of the running loop."""
 
     def start(self) -> None:
         self._soon = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What tfmq.sql asks of a producer, of either face, beside what it has for everybody."""
+"""The database session's part of a shared transaction, and access to a producer's internals."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from tfmq.sql.database import Facts, forget, group_name, known, learn
 from tfmq.sql.decision import rename, sqlstate
 
 _named: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""Producers that had no group, and the one of a database that they got here."""
+"""Producers that had no group, and the default group that they joined."""
 
 
 def join_group(producer: Any, url: URL) -> None:
-    """Let a producer without a group belong to the one of this database: it is asked about their transactions.
+    """Let a producer without a group join the default group of this database, for check-back.
 
-    Raises `NotAllowed` for a second database: the broker would ask producers that cannot look into the right one.
+    Raises: NotAllowed for a second database, because the broker would send check-back queries to producers
+    that cannot read the right one.
     """
     core, name = producer._core, group_name(url)
     if core.group is None:
@@ -38,44 +39,43 @@ def join_group(producer: Any, url: URL) -> None:
 
 
 def node_of(producer: Any) -> str:
-    """The id of the broker that it speaks with, or spoke with last; "" before it did."""
+    """Return the id of the broker that the producer is, or was last, connected to; "" before."""
     hello = producer._core.link.hello
     return "" if hello is None else str(hello.node)
 
 
 def is_closed(producer: Any) -> bool:
-    """Whether nothing can be asked of it any more."""
+    """Whether the producer is closed."""
     return bool(producer._core.closed)
 
 
 def describe(producer: Any, xid: str) -> Any:
-    """The broker's `TransactionDescription` of `xid`, of state "unknown" where it knows none; or something to await.
+    """Return the broker's TransactionDescription of `xid`, or an awaitable.
 
-    Not by `resume`: that would take the transaction up, and this one is somebody else's.
+    State "unknown" if missing.
     """
+    # `resume` is not used, because it would take over a transaction that belongs to another client.
     core = producer._core
     return producer._driver.run(Administration(core.link, core.options.timeout).transaction(xid, 0))
 
-
-# The database's half: what is done in the user's own session, and which sessions it is refused in.
-#
-# Everything here is called in the session's thread, or, for an asyncio session, in its `run_sync`.
 
 FEATURE_NOT_SUPPORTED = "0A000"
 _OUTSIDE = "tfmq.sql.transaction ends the session's whole transaction"
 
 
 class SessionPart:
-    """The session of one transaction, from joining it to its end.
+    """The database session of one shared transaction, from joining to its end.
 
-    `two_phase`: whether its database prepares: None: where that can be had · `xid`: the name of the row.
+    All methods run in the session's thread, or for an asyncio session in its `run_sync`. Argument
+    `two_phase`: whether to prepare the database; None: if possible. Attribute `two_phase`: whether it is
+    done.
     """
 
     def __init__(self, session: Session, table: Table, two_phase: bool | None, clock: rows.Clock) -> None:
         self.session, self.table = session, table
         self.two_phase = False
         self.may_be_prepared = False
-        """The database was told to prepare; whether it did is not known before its answer."""
+        """A prepare was sent to the database; whether it succeeded is unknown until the reply."""
         self.engine: Engine = bind_of(session).engine
         self._wanted, self._clock = two_phase, clock
         self._facts = Facts()
@@ -84,9 +84,11 @@ class SessionPart:
         self._is_own = False
 
     def look(self) -> str:
-        """Whether the session can be joined, and what its database can do; the identity of the table.
+        """Check that the session can be joined, and read the database's capabilities.
 
-        Raises `NotAllowed` and `NotSupported` where that cannot be, and what SQLAlchemy raises.
+        Return the table's identity.
+
+        Raises: NotAllowed, NotSupported, errors of SQLAlchemy.
         """
         used = refuse_what_cannot_be_joined(self.session)
         self._facts = self._learned(used)
@@ -94,8 +96,10 @@ class SessionPart:
         return self._facts.identity
 
     def begin(self, gid: str) -> None:
-        """Begin the session's transaction, or join the one that it began by itself; `gid`: its name where the database
-        prepares it. Raises as `look`.
+        """Begin the session's transaction, or join the one that it began implicitly.
+
+        `gid` is its name if the database prepares it.
+        Raises: NotAllowed, NotSupported, errors of SQLAlchemy.
         """
         session = self.session
         session.twophase = self.two_phase
@@ -113,16 +117,17 @@ class SessionPart:
         self._begun = session.get_transaction()
 
     def give_up(self) -> None:
-        """The transaction does not come about: the session is as it was, with what it had begun itself."""
+        """Restore the session after `begin` failed; roll back a transaction begun there."""
         self.session.twophase = self._was_two_phase
         if self._is_own:
             self.session.rollback()
 
     def _learned(self, used: AbstractSet[Connection]) -> Facts:
-        """About the database; on a connection that is there, because another one may not be had beside it."""
+        """Return the capabilities, cached or read from the database."""
         facts = known(self.engine, self.table)
         if facts is not None:
             return facts
+        # Use the session's connection: with a small pool a second one may not be available.
         if used:
             return learn(next(iter(used)), self.table)
         bind = bind_of(self.session)
@@ -146,9 +151,9 @@ class SessionPart:
         return bool(wanted or (self._wanted is None and self._facts.two_phase))
 
     def prepare(self, xid: str) -> None:
-        """Everything up to the commit: the user's changes, the row, and the database's own prepare in two phases.
+        """Flush the user's changes, write the row and, with two phases, prepare the database.
 
-        Raises what SQLAlchemy raises; then nothing of it is committed.
+        Raises: NotAllowed, TransactionRolledBack, errors of SQLAlchemy; nothing is committed then.
         """
         session = self.session
         if session.get_transaction() is not self._begun:
@@ -169,7 +174,7 @@ class SessionPart:
             )
         except IntegrityError as error:
             raise TransactionRolledBack(
-                f"The transaction {xid} was given up in the meantime: the broker asked about it, and it was not there."
+                f"The transaction {xid} was rolled back in the meantime: check-back found no row."
             ) from error
         if not written:
             forget(self.engine)
@@ -181,7 +186,7 @@ class SessionPart:
             self._prepare_in_database()
 
     def _prepare_in_database(self) -> None:
-        # What is deferred to the commit is to fail here, where it is an error like any other.
+        # Deferred constraints must fail here, where the transaction can still be rolled back.
         self.session.connection().exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
         self.may_be_prepared = True
         outer = sys.exception()
@@ -193,7 +198,7 @@ class SessionPart:
             if isinstance(first, DBAPIError) and sqlstate(first.orig) == FEATURE_NOT_SUPPORTED:
                 first.add_note(
                     "PostgreSQL prepares no transaction that used temporary tables, LISTEN or NOTIFY, or a cursor WITH"
-                    " HOLD: tfmq.sql.transaction(..., two_phase=False) does without."
+                    " HOLD: use tfmq.sql.transaction(..., two_phase=False)."
                 )
             raise first from None
 
@@ -206,12 +211,12 @@ class SessionPart:
             )
 
     def commit(self) -> None:
-        """The decision: with it the row is there for everybody."""
+        """Commit the database, which makes the row visible: the decision."""
         self.session.commit()
         self.session.twophase = self._was_two_phase
 
     def rollback(self) -> None:
-        """Roll it back, prepared or not."""
+        """Roll back the database, prepared or not."""
         try:
             self.session.rollback()
         finally:
@@ -219,8 +224,10 @@ class SessionPart:
 
 
 def first_of(error: SQLAlchemyError, outer: BaseException | None) -> SQLAlchemyError:
-    """The database's error behind `error`: of a prepare that fails SQLAlchemy rolls back what was never prepared, and
-    what that says hides the reason. `outer` was being handled before and has nothing to do with it.
+    """Return the original database error behind `error`.
+
+    After a failed prepare SQLAlchemy rolls back a transaction that was never prepared, and the error of
+    that hides the cause. `outer` was being handled before and is unrelated.
     """
     first, each = error, error.__context__
     while each is not None and each is not outer:
@@ -231,7 +238,10 @@ def first_of(error: SQLAlchemyError, outer: BaseException | None) -> SQLAlchemyE
 
 
 def bind_of(session: Session) -> Engine | Connection:
-    """The engine or connection that the session is bound to."""
+    """Return the engine or connection that the session is bound to.
+
+    Raises: NotAllowed if it has no single one.
+    """
     try:
         return session.get_bind()
     except UnboundExecutionError:
@@ -242,7 +252,7 @@ def bind_of(session: Session) -> Engine | Connection:
 
 
 def connections_of(begun: SessionTransaction | None) -> AbstractSet[Connection]:
-    """The connections that a session's transaction uses up to now."""
+    """Return the connections that the session's transaction uses so far."""
     if begun is None:
         return frozenset()
     public = getattr(begun, "connections", None)  # since SQLAlchemy 2.1.7
@@ -250,7 +260,10 @@ def connections_of(begun: SessionTransaction | None) -> AbstractSet[Connection]:
 
 
 def refuse_what_cannot_be_joined(session: Session) -> AbstractSet[Connection]:
-    """The connections of a transaction that the session began by itself, to be joined. Raises `NotAllowed`."""
+    """Check that the session can be joined; return the connections of its implicit transaction.
+
+    Raises: NotAllowed.
+    """
     if session.in_nested_transaction():
         raise NotAllowed(f"The session is inside a savepoint, and {_OUTSIDE}: end begin_nested() before.")
     begun = session.get_transaction()
@@ -268,7 +281,10 @@ def refuse_what_cannot_be_joined(session: Session) -> AbstractSet[Connection]:
 
 
 def refuse_autocommit(connection: Connection) -> None:
-    """Without a transaction of the database a row decides nothing."""
+    """Check that the connection is not in autocommit mode, where the row could not decide.
+
+    Raises: NotAllowed.
+    """
     driver = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
         commits_each = getattr(driver, "isolation_level", "") is None and not getattr(

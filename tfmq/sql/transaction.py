@@ -1,4 +1,4 @@
-"""The two faces of a transaction of database and broker: `with`, and `async with`."""
+"""The context managers of shared transactions: `with` (blocking) and `async with` (asyncio)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Transaction:
-    """What both faces have."""
+    """Common part of the blocking and the asyncio transaction."""
 
     def __init__(
         self,
@@ -47,16 +47,19 @@ class _Transaction:
 
     @property
     def xid(self) -> str:
-        """Its name: at the broker (`tfmq tx show`), in the table, and in PostgreSQL's pg_prepared_xacts. Before it is
-        begun: "".
+        """Name of the transaction; "" before it is begun.
+
+        It is used at the broker (`tfmq tx show`), in the table, and in PostgreSQL's pg_prepared_xacts.
         """
         return self._sharing.xid
 
     @property
     def state(self) -> str:
-        """As that of any transaction, see `tfmq.Transaction`; "new" before it is begun. Behind the block it is
-        "committed", "applying" (a partition that takes no writes now has its part later), or "prepared" and "unknown"
-        where the broker could not be told: then the database has committed, and the broker asks.
+        """State at the broker, as in `tfmq.Transaction`; "new" before it is begun.
+
+        After the block: "committed"; "applying" if a partition that cannot be written now gets its messages
+        later; "prepared" or "unknown" if the broker could not be reached: then the database has committed,
+        and check-back resolves the messages.
         """
         transaction = self._sharing.transaction
         return "new" if transaction is None else str(transaction.state)
@@ -70,7 +73,7 @@ class _Transaction:
         attend(self._producer, self._sharing.part.engine, self._sharing.part.table)
 
     def _sends(self) -> Any:
-        """The broker's transaction, from now on with something in it."""
+        """Return the broker's transaction, which is not empty from now on."""
         transaction = self._sharing.transaction
         if transaction is None:
             raise NotAllowed(
@@ -84,7 +87,10 @@ class _Transaction:
 
 
 class Transaction(_Transaction):
-    """Changes of a database and messages, together or not at all: see `tfmq.sql.transaction`."""
+    """Changes of a database and messages, committed together or not at all.
+
+    See `tfmq.sql.transaction`.
+    """
 
     def send(
         self,
@@ -98,7 +104,7 @@ class Transaction(_Transaction):
         *,
         deliver_at: Any = None,
     ) -> Delivery:
-        """Add one message, as `tfmq.Transaction.send` does: its handle is done when the transaction is."""
+        """Add one message, as `tfmq.Transaction.send`; its handle completes with the transaction."""
         sent: Delivery = self._sends().send(
             topic, payload, key, tag, properties, delay, partition, deliver_at=deliver_at
         )
@@ -107,12 +113,15 @@ class Transaction(_Transaction):
     def send_many(
         self, topic: str, payloads: Iterable[Any], delay: Any = None, *, deliver_at: Any = None
     ) -> Deliveries:
-        """Add all of `payloads`, as `tfmq.Transaction.send_many` does."""
+        """Add all of `payloads`, as `tfmq.Transaction.send_many`."""
         sent: Deliveries = self._sends().send_many(topic, payloads, delay, deliver_at=deliver_at)
         return sent
 
     def commit_offsets(self, consumer: Any) -> None:
-        """What `consumer` handed out by now is processed if this commits: see `tfmq.Transaction.commit_offsets`."""
+        """Ack the messages that `consumer` has returned so far, if this transaction commits.
+
+        See `tfmq.Transaction.commit_offsets`.
+        """
         self._sends().commit_offsets(consumer)
 
     def __enter__(self) -> Transaction:
@@ -123,8 +132,8 @@ class Transaction(_Transaction):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A generator that is thrown away must not wait: then the session's owner rolls back, and the broker's part is
-        # given up like every transaction that nobody holds any more.
+        # A discarded generator must not wait: the session's owner rolls back, and the broker's part ends like
+        # every transaction without a reference to it.
         if not isinstance(error, GeneratorExit):
             walk(self._sharing.end(error))
 
@@ -132,11 +141,14 @@ class Transaction(_Transaction):
         raise NotAllowed("This session blocks: write `with`, or use an AsyncSession and a tfmq.aio.Producer.")
 
     async def __aexit__(self, *_: object) -> None:
-        """Never reached."""
+        """Unreachable, because `__aenter__` raises."""
 
 
 class AsyncTransaction(_Transaction):
-    """Changes of a database and messages, together or not at all: see `tfmq.sql.transaction`."""
+    """Changes of a database and messages, committed together or not at all.
+
+    See `tfmq.sql.transaction`.
+    """
 
     async def send(
         self,
@@ -150,7 +162,10 @@ class AsyncTransaction(_Transaction):
         *,
         deliver_at: Any = None,
     ) -> Delivery:
-        """Add one message, as `tfmq.aio.Transaction.send` does: its handle is done when the transaction is."""
+        """Add one message, as `tfmq.aio.Transaction.send`.
+
+        Its handle completes with the transaction.
+        """
         sent: Delivery = await self._sends().send(
             topic, payload, key, tag, properties, delay, partition, deliver_at=deliver_at
         )
@@ -159,12 +174,15 @@ class AsyncTransaction(_Transaction):
     async def send_many(
         self, topic: str, payloads: Iterable[Any], delay: Any = None, *, deliver_at: Any = None
     ) -> Deliveries:
-        """Add all of `payloads`, as `tfmq.aio.Transaction.send_many` does."""
+        """Add all of `payloads`, as `tfmq.aio.Transaction.send_many`."""
         sent: Deliveries = await self._sends().send_many(topic, payloads, delay, deliver_at=deliver_at)
         return sent
 
     def commit_offsets(self, consumer: Any) -> None:
-        """What `consumer` handed out by now is processed if this commits: see `tfmq.Transaction.commit_offsets`."""
+        """Ack the messages that `consumer` has returned so far, if this transaction commits.
+
+        See `tfmq.Transaction.commit_offsets`.
+        """
         self._sends().commit_offsets(consumer)
 
     async def __aenter__(self) -> AsyncTransaction:
@@ -182,18 +200,18 @@ class AsyncTransaction(_Transaction):
         raise NotAllowed("This session is awaited: write `async with`.")
 
     def __exit__(self, *_: object) -> None:
-        """Never reached."""
+        """Unreachable, because `__enter__` raises."""
 
 
 class _BlockingSession(BlockingHands):
-    """The steps with a session that blocks."""
+    """Executor with a blocking session."""
 
     def in_session(self, work: Callable[[], Any]) -> Any:
         return work()
 
 
 class _AsyncSession(AsyncHands):
-    """The steps with a session that is awaited."""
+    """Executor with an asyncio session."""
 
     def __init__(self, session: Any) -> None:
         super().__init__(bind_of(session.sync_session).engine)
@@ -229,25 +247,26 @@ def transaction(
     timeout: float | None = None,
     table: Table = rows.TABLE,
 ) -> Transaction | AsyncTransaction:
-    """One transaction of the session's database and of the broker: both commit, or neither, whatever crashes.
+    """Return one transaction over the session's database and the broker: both commit or neither.
 
         with tfmq.sql.transaction(session, producer) as tx:         # async with, for an AsyncSession
             session.add(order)
             tx.send("orders", order.as_json())
 
-    It ends the session's whole transaction, so leave `session.begin()`, `commit()` and `rollback()` to it; what the
-    session did before in the same transaction belongs to it. An exception rolls both back and goes on to the caller.
+    It ends the session's whole transaction, including earlier changes in it: do not call `session.begin()`,
+    `commit()` or `rollback()`. An exception in the block rolls back both sides and is raised again.
 
-    A row in the table `tfmq_transaction` decides, see `create_table`. If this process dies in between, or the broker
-    cannot be reached, the broker asks any producer of the same group that uses this database (see `check`).
+    A row in the table `tfmq_transaction` decides (see `create_table`). If this process crashes, or the
+    broker cannot be reached, the broker uses check-back with any producer of the same group that uses this
+    database (see `check`).
 
-    `two_phase`: whether the database prepares, too; None: where it can, which is PostgreSQL with
-    max_prepared_transactions above 0 and a session that has not begun · `timeout`: seconds after which the broker gives
-    up what was not prepared; None: its setting (60) · `table`: another one than `tfmq_transaction`.
-
-    Raises, when it is entered: `NotAllowed` and `NotSupported` with a sentence that says what to change,
-    `TransactionError`s, `ConnectionFailed`, and what SQLAlchemy raises. When it is left: the same; then nothing is
-    committed, except where `TransactionError` says that it is not known yet.
+    Args: `two_phase`: whether to prepare the database too; None: if possible, which needs PostgreSQL with
+    max_prepared_transactions above 0 and a session that has not begun. `timeout`: seconds after which the
+    broker rolls back an unprepared transaction; None: its setting (60). `table`: a table other than
+    `tfmq_transaction`.
+    Raises: on entry NotAllowed and NotSupported with a sentence that describes what to change,
+    TransactionError and its subclasses, ConnectionFailed, and errors of SQLAlchemy. On exit the same; then
+    nothing is committed, except if a TransactionError states that the outcome is not known yet.
     """
     if isinstance(session, scoped_session):
         session = session()

@@ -1,4 +1,9 @@
-"""Which prepared transaction has waited longest: what an operator must hear of."""
+"""Runtime state of active transactions, and the actions at each change of their state.
+
+`ActiveTransactions` performs what a state change requires besides its journal record: timers, sessions,
+reserved space, offset locks, check-back, waiting commands. Nothing here is durable; it is rebuilt after a
+start.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +26,14 @@ from tfmq.transaction.requests import Caller, Check, Timers
 from tfmq.transaction.store import JournalTransactionStore
 
 DEAD_MIN: Final = 1024
-"""Below this many dead entries a clean-up of the heap is not worth its pass."""
+"""With fewer stale entries than this the heap is not rebuilt.
+
+The pass would cost more than it saves.
+"""
 
 
 class Ages:
-    """Prepared transactions by the time (wall clock, ms) at which they were prepared."""
+    """Prepared transactions ordered by prepare time (wall clock, ms), for the operator's alarm."""
 
     def __init__(self) -> None:
         self._times: dict[int, int] = {}
@@ -35,11 +43,12 @@ class Ages:
         return len(self._times)
 
     def add(self, epoch: int, prepared_ms: int) -> None:
+        """Add a prepared transaction."""
         self._times[epoch] = prepared_ms
         heapq.heappush(self._heap, (prepared_ms, epoch))
 
     def remove(self, epoch: int) -> None:
-        """Harmless if it is not there."""
+        """Remove a transaction; no effect if it is missing."""
         self._times.pop(epoch, None)
         if len(self._heap) > 2 * len(self._times) + DEAD_MIN:
             self._heap = [(time_ms, each) for each, time_ms in self._times.items()]
@@ -47,31 +56,31 @@ class Ages:
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the one that has waited longest was prepared; None if there is none."""
+        """Prepare time of the transaction that has been prepared longest; None if there is none."""
         while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
 
 READ_ONLY_REMEMBERED: Final = 10_000
-"""Empty transactions leave no record; so many of the last are remembered for a repeat."""
+"""Empty transactions leave no record.
+
+The last ones are kept in memory to answer repeated requests.
+"""
 DROPS_REMEMBERED: Final = 10_000
 """Likewise how many messages a decision had for topics that were gone, and how many of its messages were lost."""
 UNDER_WAY: Final = frozenset((states.PREPARING, states.COMMITTING, states.ROLLING_BACK))
 MAY_STAY_PREPARED: Final = frozenset((states.PREPARED, states.COMMITTING, states.ROLLING_BACK))
 TOPICS_ASKED: Final = 8
-"""A producer that is asked about a transaction is told the first topics of it."""
+"""Topics named in a check-back query."""
 
 
 class Books:
-    """The books of live transactions: what has to be done beside the record when one begins, is prepared, decided,
-    over.
+    """Active transactions with their timers, sessions, reservations and the applier.
 
-    Sessions and timers let go, space is set aside or freed, offsets are locked or free again, whoever waited for a step
-    goes on. Commands decide; here it is only written down, the same way for each of them.
-
-    `expired(epoch)`: the time of an open transaction is over; `outlived(epoch)`: that of a prepared
-    member of a commit group.
+    Commands make the decisions; the `on_...` methods then do what the new state requires, alike for every
+    command. `open_expired(epoch)` is called at the timeout of an open transaction,
+    `prepared_expired(epoch)` at the expiry of a prepared member of a commit group.
     """
 
     def __init__(
@@ -109,20 +118,22 @@ class Books:
             ended=self._applied,
         )
         self.sending_bytes = 0
-        """On the way to the journal."""
+        """Bytes of batches that are queued for the journal."""
         self._place = 0
         self._pending: deque[Course] = deque()
         self._read_only: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._drops: OrderedDict[int, int] = OrderedDict()
         self._losses: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
-    # Finding
+    # Lookup and waiting
 
     def find(self, xid: str, epoch: int) -> Transaction | None:
-        """The live transaction of that name and epoch; None if it is over, or there never was one.
+        """Return the live transaction with that name and epoch.
 
-        Raises StaleEpoch if nothing is known of it but that a newer one has its name; StorageStopped, outcome unknown,
-        where only a start will tell what became of it.
+        None if it has ended or never existed.
+
+        Raises: StaleEpoch if a newer transaction has the name and the outcome is unknown; StorageStopped
+        with outcome unknown if only recovery can determine it.
         """
         transaction = self.store.transactions.get(epoch)
         if transaction is not None and transaction.xid == xid:
@@ -134,89 +145,92 @@ class Books:
         return None
 
     def busy(self, transaction: Transaction) -> bool:
-        """A record of it is on its way, so its state is not known for sure."""
-        live = live_of(transaction)
-        return transaction.state in UNDER_WAY or live.recording > 0 or live.unsure is not None
+        """Whether the state may change: a record is being written, or its write result is uncertain."""
+        runtime = live_of(transaction)
+        return transaction.state in UNDER_WAY or runtime.recording > 0 or runtime.unsure is not None
 
     def put(
         self, transactions: Sequence[Transaction], call: Callable[[Written], None], written: Written
     ) -> None:
-        """`call(written)` puts a record of these transactions into the journal's queue: they are busy until `written`,
-        or until `call` raises.
+        """Call `call(written)`, which queues a record.
 
-        The state alone does not tell: a refused record gives it back before whoever asked for the record hears of it.
+        The transactions count as busy until it completes. They are not busy if `call` raises. `state` alone
+        is not enough to detect a pending record: a failed record restores it before the callback of the
+        request is called.
         """
-        lives = [live_of(transaction) for transaction in transactions]
+        runtimes = [live_of(transaction) for transaction in transactions]
 
-        def arrived(place: int, error: BaseException | None) -> None:
-            for live in lives:
-                live.recording -= 1
-                live.unsure = error if isinstance(error, MaybeWritten) else live.unsure
-            written(place, error)
+        def arrived(lsn: int, error: BaseException | None) -> None:
+            for runtime in runtimes:
+                runtime.recording -= 1
+                runtime.unsure = error if isinstance(error, MaybeWritten) else runtime.unsure
+            written(lsn, error)
 
-        for live in lives:
-            live.recording += 1
+        for runtime in runtimes:
+            runtime.recording += 1
         try:
             call(arrived)
         except Exception:
-            for live in lives:
-                live.recording -= 1
+            for runtime in runtimes:
+                runtime.recording -= 1
             raise
 
     def later(self, transaction: Transaction, again: Callable[[], None]) -> None:
-        """`again()` when what is on its way has arrived or was refused."""
+        """Call `again()` after the pending records and batches are written or have failed."""
         live_of(transaction).waiting.append(again)
 
     def go_on(self, transaction: Transaction) -> None:
-        """What is on its way has arrived or was refused: steps that wait are taken again, in order."""
-        live = live_of(transaction)
-        waiting, live.waiting = live.waiting, []
+        """Retry the commands that waited for pending records, in order."""
+        runtime = live_of(transaction)
+        waiting, runtime.waiting = runtime.waiting, []
         for again in waiting:
             again()
 
-    # What is sure
+    # Durability
 
-    def recorded(self, place: int) -> None:
-        """A record is in the journal at `place`."""
-        self._place = max(self._place, place)
+    def recorded(self, lsn: int) -> None:
+        """Note that a record was written at `lsn`."""
+        self._place = max(self._place, lsn)
 
     def when_sure(self, waiter: Waiter) -> None:
-        """`waiter(None)` once every record so far is on the disk: what they say can be told then."""
+        """Call `waiter(None)` once all records so far are durable; replies can depend on them then."""
         if self._place:
             self.store.when_forced(self._place, waiter)
         else:
             waiter(None)
 
-    # The steps of a transaction
+    # State changes of a transaction
 
     def opened(self, transaction: Transaction, session: Caller, timeout_ms: int) -> None:
-        """It begins."""
+        """Start the session tracking and timeout of a new transaction."""
         transaction.live = Live(timeout_ms)
         self.sessions.opened(session, transaction.epoch, local=transaction.origin.local)
         self.timeouts.set(transaction.epoch, timeout_ms / 1000)
 
-    def prepared(self, transaction: Transaction, place: int) -> None:
-        """Its record is in the journal: neither time nor session ends it any more."""
-        self.recorded(place)
-        live_of(transaction).place = place
+    def prepared(self, transaction: Transaction, lsn: int) -> None:
+        """Handle a written prepare record: session and timeout no longer end the transaction."""
+        self.recorded(lsn)
+        live_of(transaction).place = lsn
         self._closed(transaction.epoch)
         self._keep(transaction)
-        self.store.when_forced(place, lambda error: self._surely_prepared(transaction, error))
+        self.store.when_forced(lsn, lambda error: self._surely_prepared(transaction, error))
 
     def _surely_prepared(self, transaction: Transaction, error: BaseException | None) -> None:
-        """Nobody is asked before the record is on the disk: who then commits his own part for it would be alone with
-        that after a power cut. An end that is under way may still be refused; one that is not ends the asking, too."""
+        """Start check-back once the prepare record is durable."""
+        # Before that, a client that commits its own part on being asked would be alone with its commit
+        # after a power failure. A pending commit or rollback may still fail, so its transaction is watched
+        # too; a completed one stops the check-back.
         if error is None and transaction.state in MAY_STAY_PREPARED:
             self._watch(transaction)
 
     def _watch(self, transaction: Transaction) -> None:
-        """From now on its group is asked what becomes of it."""
+        """Schedule check-back of the transaction with its producer group."""
         if transaction.origin.group:
             age_seconds = max(0.0, (self.clock.wall_ms() - transaction.prepared_ms) / 1000)
             self.checks.watch(transaction.epoch, transaction.origin.group, age_seconds)
 
     def _keep(self, transaction: Transaction) -> None:
-        """A prepared one: when it ends, how old it is."""
+        """Track the age and expiry of a prepared transaction."""
         epoch = transaction.epoch
         self.ages.add(epoch, transaction.prepared_ms)
         if transaction.expires_ms:
@@ -227,99 +241,104 @@ class Books:
         self.sessions.closed(epoch)
 
     def _left(self, epoch: int) -> None:
-        """It is not prepared any more."""
+        """Stop the tracking of a transaction that is no longer prepared."""
         self.ages.remove(epoch)
         self.checks.unwatch(epoch)
         self.expiries.clear(epoch)
 
     def decided(self, decision: Decision, waiting: Waiting) -> None:
-        """Its record is in the journal; `waiting` hears of it when it is applied, or cannot be for now."""
+        """Handle a written commit decision and queue it for the applier.
+
+        `waiting` is called when the decision is applied, or is delayed.
+        """
         self.recorded(decision.place)
         alone = decision.transactions[0] if len(decision.transactions) == 1 else None
-        course = Course(decision, batches=alone.locations.rows if alone is not None else 0)
+        progress = Course(decision, batches=alone.locations.rows if alone is not None else 0)
         for transaction in decision.transactions:
-            live = live_of(transaction)
-            live.course, live.place = course, decision.place
-            course.reserved += live.reserved
-            live.reserved = 0
+            runtime = live_of(transaction)
+            runtime.course, runtime.place = progress, decision.place
+            progress.reserved += runtime.reserved
+            runtime.reserved = 0
             if transaction.origin.xid:
                 self._closed(transaction.epoch)
                 self._left(transaction.epoch)
-        course.wait(waiting)
-        self._pending.append(course)
-        self.store.when_forced(decision.place, lambda error: self._forced(course, error))
+        progress.wait(waiting)
+        self._pending.append(progress)
+        self.store.when_forced(decision.place, lambda error: self._forced(progress, error))
         for transaction in decision.transactions:
             if live_of(transaction).waiting:
                 self.go_on(transaction)
 
     def course(self, transaction: Transaction) -> Course:
-        """Of a decided one."""
-        course = live_of(transaction).course
-        assert course is not None
-        return course
+        """Return the apply progress of a decided transaction."""
+        progress = live_of(transaction).course
+        assert progress is not None
+        return progress
 
     @property
     def forcing(self) -> bool:
-        """Whether a decision is in the journal and not known to be on the disk."""
+        """Whether a decision is written but not yet known to be durable."""
         return bool(self._pending)
 
-    def _forced(self, course: Course, error: BaseException | None) -> None:
-        """The decision is on the disk, and so is every one before it: they go to their targets in that order."""
-        while self._pending and self._pending[0].decision.place <= course.decision.place:
+    def _forced(self, progress: Course, error: BaseException | None) -> None:
+        """Start the decisions up to this durable one, in LSN order; on an fsync error fail them."""
+        while self._pending and self._pending[0].decision.place <= progress.decision.place:
             first = self._pending.popleft()
             if error is None:
                 self.applier.start(first)
             else:
                 first.fail(rejections.not_forced(error))
 
-    def _applied(self, course: Course) -> None:
-        self.reservations.release(course.reserved)
-        course.reserved = 0
-        for transaction in course.decision.transactions:
+    def _applied(self, progress: Course) -> None:
+        self.reservations.release(progress.reserved)
+        progress.reserved = 0
+        for transaction in progress.decision.transactions:
             if transaction.offsets:
                 self.destination.unlock_offsets(transaction.epoch)
-            if course.dropped:
-                _remember(self._drops, transaction.epoch, course.dropped, DROPS_REMEMBERED)
-            if course.lost:
-                alone = len(course.decision.transactions) == 1
-                lost = course.lost if alone else transaction.lost
+            if progress.dropped:
+                _remember(self._drops, transaction.epoch, progress.dropped, DROPS_REMEMBERED)
+            if progress.lost:
+                alone = len(progress.decision.transactions) == 1
+                lost = progress.lost if alone else transaction.lost
                 _remember(self._losses, transaction.epoch, (lost, transaction.messages), DROPS_REMEMBERED)
 
     def ended(self, transaction: Transaction) -> None:
-        """It is over without a decision: rolled back, forgotten, or empty."""
+        """Handle the end of a transaction without a commit: rolled back, forgotten or empty."""
         self._closed(transaction.epoch)
         self._left(transaction.epoch)
-        live = live_of(transaction)
-        self.reservations.release(live.reserved)
-        live.reserved = 0
+        runtime = live_of(transaction)
+        self.reservations.release(runtime.reserved)
+        runtime.reserved = 0
         self.go_on(transaction)
 
-    def dropped(self, transactions: Sequence[Transaction], place: int) -> None:
-        """Their end is in the journal. Their offsets are free once it is on the disk: before, a crash could bring them
-        back."""
-        self.recorded(place)
+    def dropped(self, transactions: Sequence[Transaction], lsn: int) -> None:
+        """Handle written rollback records."""
+        self.recorded(lsn)
         locked = [each.epoch for each in transactions if each.offsets]
         for transaction in transactions:
             self.ended(transaction)
+        # Before the record is durable a crash could bring the transaction back, so its offsets stay locked
+        # until then.
         if locked:
-            self.store.when_forced(place, lambda error: self._unlock(locked, error))
+            self.store.when_forced(lsn, lambda error: self._unlock(locked, error))
 
     def _unlock(self, epochs: Iterable[int], error: BaseException | None) -> None:
-        """Without the force nobody knows what a start will find: they stay locked."""
+        """Unlock offsets once the rollback is durable."""
+        # After a failed fsync the state found at the next start is unknown, so the offsets stay locked.
         if error is None:
             for epoch in epochs:
                 self.destination.unlock_offsets(epoch)
 
-    # Empty ones
+    # Empty transactions
 
     def finish_empty(self, transaction: Transaction) -> None:
-        """Nothing was in it, so nothing needs to be done."""
+        """End a transaction without messages or offsets; no record is written."""
         self.store.finish_empty(transaction)
         _remember(self._read_only, (transaction.xid, transaction.epoch), None, READ_ONLY_REMEMBERED)
         self.ended(transaction)
 
     def drops(self, epoch: int) -> int:
-        """How many messages of a committed one were for topics that are gone, if that was not long ago."""
+        """Return how many messages of a recent commit were for deleted topics."""
         return self._drops.get(epoch, 0)
 
     def losses(self, epoch: int) -> tuple[int, int]:
@@ -327,25 +346,23 @@ class Books:
         return self._losses.get(epoch, (0, 0))
 
     def was_empty(self, xid: str, epoch: int) -> bool:
-        """Whether that transaction ended as read_only not long ago."""
+        """Whether that transaction recently ended as read-only."""
         return (xid, epoch) in self._read_only
-
-    # Asking
 
     def _check(self, epoch: int) -> Check:
         transaction = self.store.transactions[epoch]
         return Check(transaction.xid, epoch, transaction.prepared_ms, topics_of(transaction)[:TOPICS_ASKED])
 
-    # A start, and the end
+    # Start and stop
 
     def close(self) -> None:
-        """Nothing ends by time any more, and nobody is asked."""
+        """Stop timeouts, expiries and check-back."""
         self.timeouts.close()
         self.expiries.close()
         self.checks.close()
 
     def restore(self) -> None:
-        """After recovery: prepared ones wait as before, decided ones go to their targets again."""
+        """Rebuild the runtime state after recovery; apply unfinished decisions again."""
         decisions: dict[int, Decision] = {}
         for transaction in self.store.transactions.values():
             if transaction.decision is not None and not transaction.settled:
@@ -359,55 +376,58 @@ class Books:
                 continue
             if transaction.offsets:
                 self.destination.lock_offsets(transaction.epoch, transaction.xid, transaction.offsets)
-        for place in sorted(decisions):
-            self._restore_decision(decisions[place])
+        for lsn in sorted(decisions):
+            self._restore_decision(decisions[lsn])
 
     def _restore_decision(self, decision: Decision) -> None:
-        course = Course(decision, sum(each.size_bytes for each in decision.transactions))
-        self.reservations.restore(course.reserved)
+        progress = Course(decision, sum(each.size_bytes for each in decision.transactions))
+        self.reservations.restore(progress.reserved)
         for transaction in decision.transactions:
-            live_of(transaction).course = course
-        self.applier.start(course)
+            live_of(transaction).course = progress
+        self.applier.start(progress)
 
 
 def live_of(transaction: Transaction) -> Live:
-    """Its `Live`; a new one after a start."""
-    live: Live | None = transaction.live
-    if live is None:
-        live = transaction.live = Live()
-    return live
+    """Return the transaction's runtime state, creating it if it was recovered from the journal."""
+    runtime: Live | None = transaction.live
+    if runtime is None:
+        runtime = transaction.live = Live()
+    return runtime
 
 
 def require_sure(transaction: Transaction) -> None:
-    """Raises StorageStopped, outcome unknown, where a record of it may or may not be in the journal."""
+    """Check that no record of the transaction has an uncertain write result.
+
+    Raises: StorageStopped, outcome unknown.
+    """
     unsure = live_of(transaction).unsure
     if unsure is not None:
         raise rejections.of_journal(unsure)
 
 
 def topics_of(transaction: Transaction) -> list[str]:
-    """The topics it sends to, each once."""
+    """Return the names of its topics, sorted, without duplicates."""
     return sorted(set(transaction.topics.values()))
 
 
 def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """The oldest goes where there are too many."""
+    """Add an entry and remove the oldest one above `most` entries."""
     memory[key] = value
     if len(memory) > most:
         memory.popitem(last=False)
 
 
-# What the broker knows of a live transaction that nothing durable depends on.
-
-
 class Live:
-    """`timeout_ms`: as its owner was told. `place`: of the record that its state stands for, 0 before the first.
+    """Runtime state of one transaction that is not durable.
 
-    `sizes`: bytes by target, of what was sent. `sending`: batches on the way to the journal, `recording`: records;
-    `missing`: (producer id, sequence) of batches that the disk refused and that have not come again. `reserved`: bytes
-    set aside at its targets. `orphan`: its time is over or its session gone while a record was on its way, so it
-    ends if that is refused. `unsure`: the disk failed while a record was written, and only a start will tell whether
-    it is there. `waiting`: steps that were asked for meanwhile. `course`: after the decision.
+    `timeout_ms`: the timeout returned to the client. `lsn`: LSN of the record of its state, 0 before the
+    first. `target_bytes`: bytes sent per target. `queued_batches` and `queued_records`: number of batches
+    and of records queued for the journal. `missing_batches`: (producer id, sequence) of batches whose write
+    failed and that were not resent. `reserved_bytes`: bytes reserved at the targets. `orphaned`: the
+    timeout or the end of the session occurred while a record was queued, so the transaction ends if that
+    record fails. `uncertain_write`: error of a record that may or may not be in the journal, which only
+    recovery can determine. `waiting_commands`: commands that wait for queued records. `apply_progress`:
+    apply progress after the decision.
     """
 
     __slots__ = (
@@ -435,11 +455,6 @@ class Live:
         self.course: Course | None = None
 
 
-# Space that transactions need: bounded for all unfinished ones together, set aside at their targets before a decision.
-#
-# What is set aside was asked for first (`Destination.check`), for every target and with all that is set aside already:
-# so a decision is refused while it still can be, and not found to be impossible afterwards.
-
 FULL: Final = (
     "Unfinished transactions hold {held} bytes; with {more} more that is above limits.transactions_bytes. Wait, or"
     " end some of them."
@@ -452,7 +467,12 @@ LARGE: Final = "The transaction would have {found} {what}; the limit is limits.{
 
 
 class Reservations:
-    """`reserved`: bytes set aside at the targets, of prepared and decided transactions."""
+    """Space limits of unfinished transactions, and space reserved at targets before decisions.
+
+    Every target is checked (`Destination.check`) before the reservation, including all space reserved so
+    far. A commit is thus rejected while this is still possible, rather than found impossible to apply after
+    the decision. `reserved_bytes` is the total of prepared and decided transactions, in bytes.
+    """
 
     def __init__(self, destination: Destination, limits: Mapping[str, int]) -> None:
         self._destination = destination
@@ -465,8 +485,11 @@ class Reservations:
     def require_room(
         self, held_bytes: int, held_pieces: int, transaction: Transaction, size_bytes: int, pieces: int
     ) -> None:
-        """Whether a transaction may grow by so much; `held_bytes`, `held_pieces`: what all unfinished ones have, and
-        what is on its way. Raises TransactionTooLarge, Busy.
+        """Check whether a transaction may grow by `size_bytes` and `batches`.
+
+        `held_bytes` and `held_batches` are the totals of all unfinished transactions, including queued
+        batches.
+        Raises: TransactionTooLarge, Busy.
         """
         found = transaction.size_bytes + size_bytes
         if found > self._bytes_max:
@@ -480,9 +503,10 @@ class Reservations:
             raise Busy(MANY.format(held=held_pieces, more=pieces))
 
     def reserve(self, sizes: Mapping[int, int]) -> int:
-        """Sets aside what a transaction brings to each target, by key; all or nothing. Answers the sum.
+        """Reserve space at each target, all or nothing; return the total.
 
-        Raises what `Destination.check` does.
+        `sizes` has the bytes by target key.
+        Raises: whatever `Destination.check` raises.
         """
         taken = 0
         try:
@@ -498,12 +522,12 @@ class Reservations:
         return taken
 
     def restore(self, size_bytes: int) -> None:
-        """After a start: what was decided or prepared has its space, whether or not it is there."""
+        """Reserve space after recovery, unchecked: the transaction is already prepared or decided."""
         self._destination.reserve(size_bytes)
         self.reserved += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """It was written, or is not needed any more."""
+        """Release reserved space after the bytes were written or are no longer needed."""
         if size_bytes:
             self._destination.release(size_bytes)
             self.reserved -= size_bytes
@@ -515,25 +539,24 @@ def _too_large(what: str, limit: str, found: int, most: int) -> TransactionTooLa
     )
 
 
-# Which session began which transaction: so many each at most, and the local ones end with their session.
-#
-# A session is here only as long as it has transactions.
-
-
 class Sessions:
-    """Open transactions by the session that began them."""
+    """Open transactions by the session that began them.
+
+    Used to limit the transactions per session, and to end local ones with their session. A session has an
+    entry only while it has open transactions.
+    """
 
     def __init__(self) -> None:
         self._epochs: dict[Caller, dict[int, bool]] = {}
         self._owner: dict[int, Caller] = {}
 
     def opened(self, session: Caller, epoch: int, *, local: bool) -> None:
-        """`local`: the transaction ends when the session does."""
+        """Add an open transaction. A `local` one ends with the session."""
         self._epochs.setdefault(session, {})[epoch] = local
         self._owner[epoch] = session
 
     def closed(self, epoch: int) -> None:
-        """The transaction is open no more: prepared, decided or over. Harmless if it is not known."""
+        """Remove a transaction that is no longer open; no effect if it is unknown."""
         session = self._owner.pop(epoch, None)
         if session is None:
             return
@@ -543,11 +566,14 @@ class Sessions:
             del self._epochs[session]
 
     def count(self, session: Caller) -> int:
-        """How many transactions of this session are open."""
+        """Return how many open transactions the session has."""
         return len(self._epochs.get(session, ()))
 
     def lost(self, session: Caller) -> list[int]:
-        """Forgets the session; the epochs of its local transactions, in the order in which they began."""
+        """Remove the session.
+
+        Return the epochs of its local transactions in the order of their begin.
+        """
         epochs = self._epochs.pop(session, {})
         for epoch in epochs:
             del self._owner[epoch]

@@ -1,8 +1,7 @@
-"""Brings decided transactions to their targets: everything, in order, exactly once, however long it takes.
+"""Applies commit decisions to partitions, delayed messages and consumer offsets.
 
-One line a target (`line`), so that a target which takes nothing holds up only what must come behind; a large
-part goes as a convoy (`convoy`); what is written is watched until it is on the disk (`settling`). Nothing here
-can undo a decision: an error of a target is waited out, and only a target that is gone for ever lets go.
+`TargetQueue` applies the decisions of one target in order, `ChunkedApply` the large part of one decision,
+slice by slice. `InFlightWindow` limits what the latter have written and not fsynced.
 """
 
 from __future__ import annotations
@@ -39,21 +38,32 @@ from tfmq.transaction.requests import Timers
 from tfmq.transaction.store import JournalTransactionStore
 
 COUNTED_AT_ONCE: Final = 10_000
-"""Batches of a decision, some five milliseconds' work. More are counted in a worker, and what was decided behind waits
-until then."""
+"""Batches of a decision that are counted in the owner's thread (about 5 ms).
+
+Larger decisions are counted in a worker; later decisions wait until then.
+"""
 LATE_SECONDS: Final = 10.0
-"""Who waits for a commit is told so long after the decision that it is still being applied."""
+"""Seconds after the decision until a waiting commit request is answered with "applying"."""
 TURN_BYTES: Final = 8 << 20
-"""After so much of small parts, about ten milliseconds' work, everybody else has a turn."""
+"""Bytes of small parts applied per turn (about 10 ms), before other work of the broker runs."""
 DUES_MAX_ALL: Final = 4 << 20
-"""Words of due times that all decisions together keep until they are settled: 32 MiB. Above, no handles are told."""
+"""Words of due times (32 MiB) kept by all uncompleted decisions.
+
+Above, no handles are returned.
+"""
 Noted: TypeAlias = tuple[Course, Sequence[int], Sequence[Delayed]]
-"""A decision, the indexes of delayed batches of it, and what these came to."""
+"""A decision, the indexes of its delayed batches, and their results."""
 OFFSETS_TARGET: Final = Target(OFFSETS_KEY, "", 0, 0, 0)
 
 
 class Applier:
-    """See the module. `ended(course)` when a course is applied for the first time, before anybody is told."""
+    """Applies decisions to their targets completely, in order and exactly once.
+
+    Errors of a target are retried without limit; nothing here can revert a decision, and effects are
+    dropped only if the target is deleted. There is one queue per target, so a blocked target holds up only
+    later effects on itself. `on_applied(progress)` is called when a decision is applied for the first time,
+    before any reply.
+    """
 
     def __init__(
         self,
@@ -72,25 +82,25 @@ class Applier:
         self.settling = Settling(destination, timers, self._settle)
         self.stopping = False
         self.hurried = True
-        """Until it was idle once: during a start nobody else waits for a turn, and none comes."""
+        """Whether the turn limit is off: until the applier is idle once, recovery has no other work."""
         self._release, self._ended = release, ended
         self._lines: dict[int, Line] = {}
         self._starting: deque[Course] = deque()
-        """The first of them is being counted."""
+        """Decisions to be started; the first is being counted."""
         self._due: dict[Line, None] = {}
         self._next_turn: dict[Line, None] = {}
         self._turn_bytes = 0
         self.dues = 0
-        """Words of due times that courses keep to be told."""
+        """Words of due times held for replies."""
         self._late: deque[tuple[float, Course]] = deque()
         self._timer: Any = None
         self._stopped: Callable[[], None] | None = None
 
     # Decisions
 
-    def start(self, course: Course) -> None:
-        """The decision is on the disk: it goes to its targets, behind all that were decided before."""
-        self._starting.append(course)
+    def start(self, progress: Course) -> None:
+        """Queue a durable decision for its targets, after all earlier decisions."""
+        self._starting.append(progress)
         if len(self._starting) == 1:
             self._start_next()
 
@@ -108,31 +118,31 @@ class Applier:
         self._begin(self._starting.popleft())
         self._start_next()
 
-    def _begin(self, course: Course) -> None:
-        targets = course.decision.targets
-        offsets = any(each.offsets for each in course.decision.transactions)
-        course.left = len(targets) + offsets
-        if not course.left:
-            self._over(course)
+    def _begin(self, progress: Course) -> None:
+        targets = progress.decision.targets
+        offsets = any(each.offsets for each in progress.decision.transactions)
+        progress.left = len(targets) + offsets
+        if not progress.left:
+            self._over(progress)
             return
-        self._watch(course)
+        self._watch(progress)
         for key, target in targets.items():
-            self._put(key, Part(course, target))
+            self._put(key, Part(progress, target))
         if offsets:
-            self._put(OFFSETS_KEY, Part(course, OFFSETS_TARGET))
+            self._put(OFFSETS_KEY, Part(progress, OFFSETS_TARGET))
 
     def _put(self, key: int, part: Part) -> None:
-        line = self._line(key)
-        line.put(part)
-        self._due[line] = None
+        queue = self._line(key)
+        queue.put(part)
+        self._due[queue] = None
 
     def _line(self, key: int) -> Line:
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = Line(key, self)
-        return line
+        queue = self._lines.get(key)
+        if queue is None:
+            queue = self._lines[key] = Line(key, self)
+        return queue
 
-    # Turning
+    # Turns
 
     @property
     def due(self) -> bool:
@@ -140,154 +150,159 @@ class Applier:
         return bool(self._due)
 
     def write(self) -> bool:
-        """Hands effects to the targets that can take one; whether there was anything to do."""
+        """Send effects to the targets that are free; False if there was no work."""
         due, self._due = self._due, {}
-        for line in due:
-            line.pump()
+        for queue in due:
+            queue.pump()
         self.hurried = self.hurried and not self.idle
         self._try_stop()
         return bool(due)
 
-    def may_read(self, line: Line, size_bytes: int) -> bool:
-        """Whether so many bytes may come now; if not, the line goes on in the next turn, and the count begins anew."""
+    def may_read(self, queue: Line, size_bytes: int) -> bool:
+        """Whether the target queue may apply `size_bytes` more in this turn.
+
+        If not, it continues in the next turn.
+        """
         if self.stopping or self.hurried:
             return True
         if self._turn_bytes and self._turn_bytes + size_bytes > TURN_BYTES:
             if not self._next_turn:
                 self.timers.after(0.0, self._new_turn)
-            self._next_turn[line] = None
+            self._next_turn[queue] = None
             return False
         self._turn_bytes += size_bytes
         return True
 
     def _new_turn(self) -> None:
         self._turn_bytes = 0
-        lines, self._next_turn = self._next_turn, {}
-        self._due.update(lines)
+        queues, self._next_turn = self._next_turn, {}
+        self._due.update(queues)
 
-    # What lines tell
+    # Notifications of target queues
 
-    def ready(self, line: Line) -> None:
-        """It may have something to send."""
-        self._due[line] = None
+    def ready(self, queue: Line) -> None:
+        """Mark a queue that may have something to send."""
+        self._due[queue] = None
 
-    def rested(self, line: Line) -> None:
-        """Its target takes nothing for now."""
+    def rested(self, queue: Line) -> None:
+        """Handle a queue whose target became blocked."""
         self._try_stop()
 
-    def arrived(self, line: Line, parts: Sequence[Part], mark: Mark) -> None:
-        """They are written."""
+    def arrived(self, queue: Line, parts: Sequence[Part], mark: Mark) -> None:
+        """Handle written effects."""
         self.settling.add(mark, parts)
-        self._done(line, parts)
+        self._done(queue, parts)
 
     def note_delayed(self, mark: Mark, noted: Sequence[Noted]) -> None:
-        """Delayed batches are written: what they came to is told once that is on the disk, which is asked for now."""
-        for course, _, _ in noted:
-            course.unsure += 1
+        """Request an fsync for written delayed batches, and record their results once durable."""
+        for progress, _, _ in noted:
+            progress.unsure += 1
 
         def forced(error: BaseException | None) -> None:
-            for course, pieces, delayed in noted:
-                course.unsure -= 1
+            for progress, pieces, delayed in noted:
+                progress.unsure -= 1
                 if error is None and self.dues < DUES_MAX_ALL:
-                    before = course.dues
-                    course.note_delayed(pieces, delayed)
-                    self.dues += course.dues - before
-                if course.known:
-                    course.tell()
-                if course.safe:  # others had it forced before this was told
-                    self._settle(course)
+                    before = progress.dues
+                    progress.note_delayed(pieces, delayed)
+                    self.dues += progress.dues - before
+                if progress.known:
+                    progress.tell()
+                if progress.safe:  # another fsync may have made the rest durable already
+                    self._settle(progress)
 
         self.destination.when_forced(mark, forced)
 
-    def dropped(self, line: Line, parts: Sequence[Part]) -> None:
-        """Their target is gone for ever."""
-        for course, target in parts:
-            course.dropped += target.messages
-        self._done(line, parts)
+    def dropped(self, queue: Line, parts: Sequence[Part]) -> None:
+        """Handle effects whose target was deleted."""
+        for progress, target in parts:
+            progress.dropped += target.messages
+        self._done(queue, parts)
 
-    def _done(self, line: Line, parts: Sequence[Part]) -> None:
-        if line.empty:
-            line.close()
-            self._lines.pop(line.key, None)
+    def _done(self, queue: Line, parts: Sequence[Part]) -> None:
+        if queue.empty:
+            queue.close()
+            self._lines.pop(queue.key, None)
         else:
-            self._due[line] = None
-        for course, target in parts:
-            freed = min(course.reserved, target.size_bytes)
+            self._due[queue] = None
+        for progress, target in parts:
+            freed = min(progress.reserved, target.size_bytes)
             if freed:
-                course.reserved -= freed
+                progress.reserved -= freed
                 self._release(freed)
-            course.left -= 1
-            if not course.left:
-                self._over(course)
+            progress.left -= 1
+            if not progress.left:
+                self._over(progress)
 
-    def _over(self, course: Course) -> None:
-        """Everything is written or dropped; also once more after a target had lost something."""
-        if not course.applied:
-            course.applied = True
-            self.store.applied(course.decision)
-            self._ended(course)
-            if course.known:
-                course.tell()
-        if course.safe:
-            self._settle(course)
+    def _over(self, progress: Course) -> None:
+        """Handle a decision with no pending targets."""
+        # A target that lost effects gets them again, so this can be called twice.
+        if not progress.applied:
+            progress.applied = True
+            self.store.applied(progress.decision)
+            self._ended(progress)
+            if progress.known:
+                progress.tell()
+        if progress.safe:
+            self._settle(progress)
 
-    def _settle(self, course: Course) -> None:
-        self.dues -= course.dues
-        course.dues = 0
-        self.store.settle(course.decision)
-        course.tell_safe()
+    def _settle(self, progress: Course) -> None:
+        self.dues -= progress.dues
+        progress.dues = 0
+        self.store.settle(progress.decision)
+        progress.tell_safe()
 
     # Targets
 
     def resumed(self, key: int) -> None:
-        """A target takes writes again. What it had written but not forced may be gone: that comes first, again."""
+        """Handle a target that accepts writes again."""
+        # Written effects without an fsync may be lost, so they are applied again first.
         parts = self.settling.take_back(key)
         if parts:
-            for course, _ in parts:
-                course.left += 1
+            for progress, _ in parts:
+                progress.left += 1
             self._line(key).put_back(parts)
         if key in self._lines:
             self._lines[key].resumed()
 
     def topic_gone(self, incarnation: int) -> None:
-        """Its partitions' lines have nobody to wait for any more."""
-        for key, line in list(self._lines.items()):
+        """Let the queues of a deleted topic's partitions drop their effects."""
+        for key, queue in list(self._lines.items()):
             if key >> SEQUENCE_BITS == incarnation:
-                line.look_again()
+                queue.look_again()
         for key in list(self.settling.trouble):
             if key >> SEQUENCE_BITS == incarnation:
                 self.settling.look_again(key)
 
     def name(self, key: int) -> str:
-        """A target for people."""
+        """Return the display name of a target."""
         return (
-            "the groups' offsets"
-            if key == OFFSETS_KEY
-            else self.destination.name(key) or "a topic that is gone"
+            "the groups' offsets" if key == OFFSETS_KEY else self.destination.name(key) or "a deleted topic"
         )
 
     def parked(self) -> dict[int, str]:
-        """Targets that take nothing at the moment, or stopped with something that is not forced: key -> why."""
-        return self.settling.trouble | {key: line.parked for key, line in self._lines.items() if line.parked}
+        """Return the blocked targets: key -> reason. Includes targets that stopped before an fsync."""
+        return self.settling.trouble | {
+            key: queue.parked for key, queue in self._lines.items() if queue.parked
+        }
 
     @property
     def stuck(self) -> int:
-        """Transactions that were applied once, and of which a target lacks a part, or may lose it yet."""
+        """Number of transactions that were applied once but lack, or may lose, effects at a target."""
         courses = self.settling.stuck()
-        for line in self._lines.values():
-            courses |= {part.course for part in line.parts() if part.course.applied}
-        return sum(len(course.decision.transactions) for course in courses)
+        for queue in self._lines.values():
+            courses |= {part.course for part in queue.parts() if part.course.applied}
+        return sum(len(progress.decision.transactions) for progress in courses)
 
     @staticmethod
-    def concerns(key: int, course: Course) -> bool:
-        """Whether a decision goes to that target."""
+    def concerns(key: int, progress: Course) -> bool:
+        """Whether a decision has effects on that target."""
         if key == OFFSETS_KEY:
-            return any(each.offsets for each in course.decision.transactions)
-        return key in course.decision.targets
+            return any(each.offsets for each in progress.decision.transactions)
+        return key in progress.decision.targets
 
     @property
     def idle(self) -> bool:
-        """Everything that was decided is written, or waits for a target that takes nothing."""
+        """Whether every decision is written or waits for a blocked target."""
         return (
             not self._starting
             and not self._due
@@ -295,12 +310,12 @@ class Applier:
             and all(each.parked and not each.busy for each in self._lines.values())
         )
 
-    # Those that take long
+    # Late replies
 
-    def _watch(self, course: Course) -> None:
+    def _watch(self, progress: Course) -> None:
         while self._late and self._late[0][1].known:
             self._late.popleft()
-        self._late.append((self.timers.now() + LATE_SECONDS, course))
+        self._late.append((self.timers.now() + LATE_SECONDS, progress))
         if self._timer is None:
             self._timer = self.timers.after(LATE_SECONDS, self._ring)
 
@@ -308,16 +323,16 @@ class Applier:
         self._timer = None
         now = self.timers.now()
         while self._late and (self._late[0][0] <= now or self._late[0][1].known):
-            course = self._late.popleft()[1]
-            if not course.known:
-                course.tell_late()
+            progress = self._late.popleft()[1]
+            if not progress.known:
+                progress.tell_late()
         if self._late:
             self._timer = self.timers.after(self._late[0][0] - now, self._ring)
 
     # Stopping
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Brings what is small, ends convoys after their next slice; then forces what was written: `done()`."""
+        """Apply small parts, interrupt large ones after the next slice, fsync, then call `done()`."""
         self.stopping = True
         self._stopped = done
         self._try_stop()
@@ -328,29 +343,32 @@ class Applier:
         done, self._stopped = self._stopped, None
         if self._timer is not None:
             self.timers.cancel(self._timer)
-        for line in self._lines.values():
-            line.close()
+        for queue in self._lines.values():
+            queue.close()
         self.settling.close()
         self.settling.force_all(done)
 
 
-# What goes to one target, strictly in the order of the decisions' places, one effect at a time.
-#
-# The target remembers the highest place that it has, and that stands for everything before it: so nothing may
-# be written while something earlier is not, and after a start, an error or a resumption the target is asked how
-# far it came before anything is sent. Neighbours that are small share one effect under the last one's place.
-
 logger = logging.getLogger("tfmq.transaction")
 
 PLACES_MAX: Final = 10_000
-"""Offsets in one effect: half a megabyte at most, far below what one change of the catalog may have."""
+"""Offsets committed in one append: at most 512 KiB, well below the catalog's entry limit."""
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 30.0
-"""A target that takes nothing is tried again after pauses that double between these, besides when it is resumed."""
+"""Retry pauses of a blocked target double from RETRY_SECONDS to this limit.
+
+A resume also retries.
+"""
 
 
 class Line:
-    """The queue of one target. `parked`: why it takes nothing at the moment, "" while it does."""
+    """Queue of the effects on one target, applied strictly in LSN order, one at a time.
+
+    The target stores the highest position that was applied, which implies all earlier ones. So no effect is
+    written before an earlier one, and after a start, an error or a resume the target's position is read
+    before anything is sent. Adjacent small effects are combined into one append with the last one's
+    position. `blocked_reason` is the reason why the target is blocked, "" if it is not.
+    """
 
     def __init__(self, key: int, applier: Applier) -> None:
         self.key = key
@@ -358,7 +376,10 @@ class Line:
         self.busy = False
         self._applier = applier
         self.slice_bytes = self._slice_bytes()
-        """One effect brings no more, so that the owner's thread is not kept for long; larger parts go as a convoy."""
+        """Bytes per append, so that the owner's thread is not blocked.
+
+        Larger parts use `ChunkedApply`.
+        """
         self._queue: deque[Part] = deque()
         self._flight: list[Part] = []
         self._pieces: list[Sequence[int]] = []
@@ -373,44 +394,47 @@ class Line:
 
     @property
     def empty(self) -> bool:
-        """Nothing waits and nothing is under way."""
+        """Whether nothing is queued or being applied."""
         return not self._queue and not self.busy
 
     def parts(self) -> list[Part]:
-        """What its target does not have."""
+        """Return the tasks that are queued or being applied."""
         return [*self._flight, *self._queue]
 
     def put(self, part: Part) -> None:
-        """Behind all others: its place is the highest."""
+        """Append a task; its position is higher than all queued ones."""
         self._queue.append(part)
         if self.parked:
             part.course.tell_late()
 
     def put_back(self, parts: Sequence[Part]) -> None:
-        """They are not at the target; it is asked how far it is before the next effect."""
+        """Return unapplied tasks to the queue, in order.
+
+        Reads the target's position before the next append.
+        """
         self._queue = deque(sorted([*parts, *self._queue], key=lambda part: part.place))
         self._known = False
 
     def resumed(self) -> None:
-        """The target stopped and takes writes again; what it had, but not on the disk, may be gone."""
+        """Handle a target that accepts writes again: effects without an fsync may be lost."""
         if self._convoy is not None:
             self._convoy.recall()
         self.look_again()
 
     def look_again(self) -> None:
-        """The target may take something now, or be gone."""
+        """Retry now: the target may have become writable or been deleted."""
         self._known = False
         self._pause = PAUSE_SECONDS
         self._go_on()
 
     def close(self) -> None:
-        """Tries no more by itself."""
+        """Stop the retry timer."""
         self._stop_timer()
 
     # Sending
 
     def pump(self) -> None:
-        """Sends the next effect on its way, if there is one and none is under way."""
+        """Start the next append if there is a task and none is being applied."""
         while self._queue and not self.busy and self._timer is None:
             if not self._known and not self._look():
                 continue
@@ -420,12 +444,12 @@ class Line:
                 return
 
     def _look(self) -> bool:
-        """How far the target is; whether there is something left to send."""
+        """Read the applied position of the target; return whether tasks are left to send."""
         destination, key = self._applier.destination, self.key
         if key != OFFSETS_KEY and destination.name(key) is None:
             self.drop()
             return False
-        self.slice_bytes = self._slice_bytes()  # one that could not be opened has told nothing before
+        self.slice_bytes = self._slice_bytes()  # unknown before if the target could not be opened
         applied = destination.applied(key, self._applier.source)
         there = []
         while applied is not None and self._queue and self._queue[0].place <= applied:
@@ -439,7 +463,10 @@ class Line:
         return bool(self._queue)
 
     def _send_messages(self) -> bool:
-        """Small neighbours together, or a large one alone; False if this turn has brought enough."""
+        """Send adjacent small tasks together or a large one alone.
+
+        False if the turn's limit is reached.
+        """
         parts: list[Part] = []
         batches: list[Batch] = []
         pieces: list[Sequence[int]] = []
@@ -487,7 +514,7 @@ class Line:
         pieces: list[Sequence[int]],
         decided_ms: list[int],
     ) -> None:
-        """One effect for all parts, under the last one's place."""
+        """Append the batches of all tasks with the last one's position."""
         self._flight, self._pieces, self.busy = parts, pieces, True
         last = parts[-1]
         effect = self.effect(last, batches, last.target.last, decided_ms)
@@ -496,8 +523,9 @@ class Line:
     def effect(
         self, part: Part, batches: Sequence[Batch], last: int, decided_ms: Sequence[int] | None = None
     ) -> Effect:
-        """What brings `batches` here, of which the last message is number `last` of its decision. `decided_ms`: when
-        each batch was decided, if not all with `part`.
+        """Return the effect that appends `batches`, of which the last message has ordinal `last`.
+
+        `decided_ms` has the decision time of each batch, if it is not that of `part` for all.
         """
         source = Source(SOURCE_TRANSACTION, self._applier.journal_id, part.course.decision.place, last)
         if self.key == OFFSETS_KEY:
@@ -510,21 +538,21 @@ class Line:
         )
 
     def _send_offsets(self) -> None:
-        """Offsets of the first decisions that wait, in one effect: the later win. So many that it fits the catalog's
-        segments, unless one decision alone has more."""
+        """Commit the offsets of the first queued decisions together; later offsets of a group win."""
         parts: list[Part] = []
         groups: list[GroupPlaces] = []
         count = 0
         while self._queue:
             offsets = self._queue[0].course.decision.offsets
             count += sum(len(each.places) for each in offsets)
+            # The change must fit the catalog's entry limit, unless a single decision exceeds it.
             if parts and count > PLACES_MAX:
                 break
             parts.append(self._queue.popleft())
             groups += offsets
-        place = parts[-1].course.decision.place
+        lsn = parts[-1].course.decision.place
         self._flight, self._pieces, self.busy = parts, [], True
-        source = Source(SOURCE_TRANSACTION, self._applier.journal_id, place, 0)
+        source = Source(SOURCE_TRANSACTION, self._applier.journal_id, lsn, 0)
         self._applier.destination.apply(CommitOffsets(groups, source), self._written)
 
     def _send_convoy(self) -> None:
@@ -534,7 +562,7 @@ class Line:
         self._convoy = Convoy(self, self._applier, part, after, self._written)
         self._convoy.start()
 
-    # What became of it
+    # Results
 
     def _written(self, mark: Mark | None, error: BaseException | None) -> None:
         parts, self._flight, self.busy = self._flight, [], False
@@ -552,7 +580,8 @@ class Line:
         self._applier.arrived(self, parts, mark)
 
     def _note_offsets(self, parts: Sequence[Part], mark: Mark) -> None:
-        """Only what is on the disk already is told: an offset that was told stays."""
+        """Record the offsets of the batches for replies."""
+        # Only durable offsets are returned: others could change after a power failure.
         if not mark.offsets or not self._applier.destination.forced(mark):
             return
         first = 0
@@ -579,12 +608,16 @@ class Line:
         self._park(error)
 
     def drop(self) -> None:
-        """The target is gone for ever: what was for it is dropped, counted and told."""
+        """Drop, count and log all tasks: the target was deleted."""
         parts, self._queue = list(self._queue), deque()
         messages = sum(part.target.messages for part in parts)
         if messages:
             topic = parts[0].target.topic
-            logger.warning("%d messages of decided transactions were for %s, which is gone", messages, topic)
+            logger.warning(
+                "%d messages of committed transactions were dropped: the topic %s was deleted",
+                messages,
+                topic,
+            )
         self.parked = ""
         self._applier.dropped(self, parts)
 
@@ -594,7 +627,7 @@ class Line:
         reason = str(error) or type(error).__name__
         if reason != self.parked and not self._applier.stopping:
             name = self._applier.name(self.key)
-            logger.error("Decided transactions wait for %s: %s", name, reason)
+            logger.error("Committed transactions wait for %s: %s", name, reason)
         self.parked = reason
         self._timer = self._applier.timers.after(self._pause, self._go_on)
         self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
@@ -612,18 +645,22 @@ class Line:
             self._timer = None
 
     def _tell_open(self) -> None:
-        logger.info("%s takes decided transactions again", self._applier.name(self.key))
+        logger.info("%s accepts committed transactions again", self._applier.name(self.key))
         self.parked = ""
         self._pause = PAUSE_SECONDS
 
 
 CONTIGUOUS_BYTES: Final = 64 << 20
-"""A part up to this lies in one piece in its partition."""
+"""Parts up to this size are contiguous in their partition."""
 WINDOW_BYTES: Final = 512 << 10
-"""Written and not forced: whoever waits for a force meanwhile waits for these, too. Beside 2 GB a neighbour's send took
-4.6 ms (p99 9.3) with 8 MiB, 1.6 ms (3.3) with this and slices of 256 KiB, and the 2 GB 6 % longer (measured)."""
+"""Bytes written by all large parts together and not yet fsynced.
+
+Any fsync of another client has to write these bytes too. Measured with a 2 GB transaction: another client's
+send took 4.6 ms (p99 9.3) with 8 MiB, 1.6 ms (p99 3.3) with this value and slices of 256 KiB; the 2 GB took
+6 % longer.
+"""
 CONVOYS_MAX: Final = 4
-"""At the same time: each holds a slice in memory and takes a reader."""
+"""Large parts applied concurrently; each holds a slice in memory and uses a reader."""
 
 
 class Unreadable(Exception):
@@ -637,7 +674,7 @@ class Unreadable(Exception):
 
 
 class Pace:
-    """The window that all convoys share, and how many may go at the same time."""
+    """Limits unfsynced bytes and concurrency of all `ChunkedApply` together."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
@@ -647,7 +684,7 @@ class Pace:
         self._writing: deque[tuple[int, Callable[[], None]]] = deque()
 
     def enter(self, go: Callable[[], None]) -> None:
-        """`go()` when a convoy more may start."""
+        """Call `go()` when another large part may start."""
         if self._running < CONVOYS_MAX:
             self._running += 1
             go()
@@ -655,14 +692,14 @@ class Pace:
             self._entering.append(go)
 
     def leave(self) -> None:
-        """A convoy ended."""
+        """Free the slot of a finished part."""
         if self._entering:
             self._entering.popleft()()
         else:
             self._running -= 1
 
     def take(self, size_bytes: int, go: Callable[[], None]) -> None:
-        """`go()` when so many bytes fit into the window; one larger than it goes alone."""
+        """Call `go()` when `size_bytes` fit into the window; a larger size runs alone."""
         if not self._writing and self._fits(size_bytes):
             self._unforced += size_bytes
             go()
@@ -670,15 +707,16 @@ class Pace:
             self._writing.append((size_bytes, go))
 
     def written(self, mark: Mark, size_bytes: int) -> None:
-        """They are written: the force that frees their room is asked for."""
+        """Request an fsync of written bytes, which frees their room."""
         self._destination.when_forced(mark, partial(self._give, size_bytes))
 
     def not_written(self, size_bytes: int) -> None:
-        """Their room is free again."""
+        """Free the room of bytes that were not written."""
         self._give(size_bytes, None)
 
     def _give(self, size_bytes: int, error: BaseException | None) -> None:
-        """A target whose force failed has stopped: nothing more comes of these bytes."""
+        """Free room and start waiting writes."""
+        # After a failed fsync the target is stopped, so the bytes need no more room either.
         self._unforced -= size_bytes
         while self._writing and self._fits(self._writing[0][0]):
             size, go = self._writing.popleft()
@@ -690,17 +728,16 @@ class Pace:
 
 
 class Convoy:
-    """A large part of one transaction on its way into one partition: read slice by slice in a worker, and paced.
+    """Applies the large part of one decision to one partition, slice by slice, read in a worker.
 
-    What it writes has to be forced some day, and whoever else waits for a force meanwhile waits for those bytes,
-    too: so only a window of bytes may be written and not forced, of all convoys together. Up to CONTIGUOUS_BYTES
-    nothing else comes between; a larger part lets others in after each slice.
-
-    `done` is called once, as for one effect.
+    Written bytes must be fsynced eventually, and every other fsync has to write them too, so only a window
+    of unfsynced bytes is allowed for all parts together. Up to CONTIGUOUS_BYTES no other append is placed
+    between the slices; larger parts allow others after each slice. `done` is called once, with the result
+    of the last append or the error.
     """
 
-    def __init__(self, line: Line, applier: Applier, part: Part, after: int, done: Applied) -> None:
-        self._line, self._applier, self._part, self._done = line, applier, part, done
+    def __init__(self, queue: Line, applier: Applier, part: Part, after: int, done: Applied) -> None:
+        self._line, self._applier, self._part, self._done = queue, applier, part, done
         self._after = after
         self._slices: Iterator[Slice] = iter(())
         self._holds = part.target.size_bytes <= CONTIGUOUS_BYTES
@@ -708,12 +745,14 @@ class Convoy:
         self._recalled: StorageStopped | None = None
 
     def start(self) -> None:
+        """Start when a slot is free."""
         self._applier.pace.enter(self._begin)
 
     def recall(self) -> None:
-        """Its target stopped and came back: what it had brought may be gone, and the highest place wins, so not one
-        slice more goes there. It ends as refused, and its line asks the target how far it is."""
-        self._recalled = StorageStopped(reason="it was resumed meanwhile", outcome=NOT_DONE)
+        """Stop with an error: the target stopped and resumed."""
+        # Earlier slices may be lost and the highest position implies them, so no further slice may be
+        # written. The target queue then reads the target's position.
+        self._recalled = StorageStopped(reason="the target stopped and resumed meanwhile", outcome=NOT_DONE)
 
     def _begin(self) -> None:
         self._slices = self._applier.store.slices(
@@ -764,7 +803,7 @@ class Convoy:
             self._read()
 
     def _end_of_slices(self) -> None:
-        """Without the last message something is amiss in the journal; nothing that is not there is called written."""
+        """Fail: the journal ended before the last message of the part."""
         self._end(None, RuntimeError("the journal has fewer messages of a transaction than were counted"))
 
     def _end(self, mark: Mark | None, error: BaseException | None) -> None:

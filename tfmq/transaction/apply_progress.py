@@ -1,4 +1,4 @@
-"""A decision on its way to its targets: how many do not have their part yet, and who waits to hear of it."""
+"""Progress of decisions at their targets, and the tracker that waits for the effects' fsync."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from tfmq.transaction.model import Decision, Target
 from tfmq.transaction.requests import Timers
 
 OFFSETS_MAX: Final = 4096
-"""Batches of which the offsets are answered: as many as one TRANSACT may have. More would fill a frame."""
+"""Largest number of batches whose offsets are returned; the maximum of one TRANSACT frame."""
 
 UNKNOWN_OFFSET: Final = -1
 
 DUES_MAX: Final = 65_536
-"""Words of due times that one answer tells: half a megabyte. A batch whose messages are all due at once has one."""
+"""Words of due times in one reply (512 KiB).
+
+A batch with one due time for all messages has one word.
+"""
 
 Waiting: TypeAlias = Callable[["Course", BaseException | None], None]
-"""waiting(course, None) when it is applied, or when it is sure to take long; waiting(course, error) when nobody
-knows whether the decision is on the disk."""
+"""Called with (progress, None) when applied or late, (progress, error) if not known durable."""
 
 
 class Course:
-    """`left`: targets without their part. `unforced`: parts that are written, not known to be on the disk. `stuck`: a
-    target stopped before one of those was forced, so nobody sees it until the target is resumed.
+    """Progress of one decision at its targets, and the requests that wait for it.
 
-    `unsure`: appends of delayed batches that are not known to be on the disk. A commit is answered after they are: a
-    message's handle has the number that it got there, which a power cut could give to another one before.
+    `pending_targets`: targets that lack their part. `undurable_parts`: parts written and not known to be
+    durable. `blocked`: a target stopped before the fsync of such a part, which is invisible until the
+    target resumes. `applied`: every target had its part once. `reserved_bytes`: bytes reserved for it.
 
-    `delayed`: what is told of delayed batches, by their index; it has `dues` words of due times.
+    `undurable_delayed`: appends of delayed batches not known to be durable. Replies wait for them: a
+    message handle contains the ordinal in the arrival log, which could be reassigned after a power failure.
 
     `damage`: why messages of it cannot be read from the journal, "" while they can. `losses`: messages that a repair of
     the journal gave up after the decision, by target and number, found as they were to be written.
@@ -73,11 +76,11 @@ class Course:
         self.offsets = [UNKNOWN_OFFSET] * batches if batches <= OFFSETS_MAX else []
         self.waiting: list[Waiting] = []
         self.settling: list[Callable[[], None]] = []
-        """Who waits until it is safe."""
+        """Called once all effects are durable."""
 
     @property
     def state(self) -> str:
-        """What an answer says of it."""
+        """State for replies: "committed" or "applying"."""
         there = self.applied and not self.left and not self.stuck
         return states.COMMITTED if there else states.APPLYING
 
@@ -88,138 +91,147 @@ class Course:
 
     @property
     def safe(self) -> bool:
-        """All of it is written, all of that on the disk, and what an answer tells of it is noted."""
+        """Whether all effects are written and durable, and all results for replies recorded."""
         return self.applied and not self.left and not self.unforced and not self.unsure
 
     @property
     def known(self) -> bool:
-        """It is applied, and all that an answer can tell of it is known."""
+        """Whether it is applied and a complete reply is possible."""
         return self.applied and not self.unsure
 
     def wait(self, waiting: Waiting) -> None:
-        """Tells `waiting` now if there is something to tell, else later."""
+        """Call `waiting` now if a reply is possible, else later."""
         if self.failure is not None or self.known or self.late:
             waiting(self, self.failure)
         else:
             self.waiting.append(waiting)
 
     def tell(self) -> None:
-        """It is applied, it failed, or it takes long: whoever waits hears which."""
+        """Call all waiting callbacks: the decision is applied, failed or late."""
         waiting, self.waiting = self.waiting, []
         for each in waiting:
             each(self, self.failure)
 
     def tell_safe(self) -> None:
-        """All of it is on the disk."""
+        """Call the callbacks that wait for durability."""
         settling, self.settling = self.settling, []
         for each in settling:
             each()
 
     def tell_late(self) -> None:
-        """A target takes nothing, or too much time has passed."""
+        """Answer waiting requests early: a target is blocked, or too much time has passed."""
         self.late = True
         self.tell()
 
     def fail(self, error: BaseException) -> None:
-        """The journal stopped before it was known that the decision is on the disk."""
+        """Fail waiting requests: the journal stopped before the decision was known to be durable."""
         self.failure = error
         self.tell()
 
     def note_offsets(self, pieces: Sequence[int], offsets: Sequence[int]) -> None:
-        """Where batches of it begin; `pieces`: their numbers, -1 for the rest of one that was noted before."""
+        """Record first offsets of batches.
+
+        `batch_indexes` are batch indexes, -1 for the rest of a split batch.
+        """
         if self.offsets:
             for piece, offset in zip(pieces, offsets, strict=False):
                 if piece >= 0:
                     self.offsets[piece] = offset
 
     def note_delayed(self, pieces: Sequence[int], delayed: Sequence[Delayed]) -> None:
-        """What delayed batches of it came to, as far as an answer has room; `pieces` as above."""
+        """Record results of delayed batches, up to the reply limit; `batch_indexes` as in `record_offsets`."""
         for piece, each in zip(pieces, delayed, strict=False):
             if self.offsets and piece >= 0 and self.dues + len(each.dues) <= DUES_MAX:
                 self.dues += len(each.dues)
                 self.delayed[piece] = each
 
 
-# Decisions that are written everywhere, until all of it is on the disk: only then the journal need not keep them.
-#
-# Who reads forced data sees them then, too. So a force is asked for soon, though not for each decision: what many bring
-# within a few milliseconds shares one, and a commit is answered without waiting for it.
-
 SOON_SECONDS: Final = 0.005
-"""Readers of forced data see a commit so much later at most; two hundred forces a second leave the disk to others."""
+"""Delay of an fsync request, so that effects of several decisions share it.
+
+It bounds the additional latency for readers of durable data; 200 fsyncs per second leave disk time to other
+work.
+"""
 RETRY_SECONDS: Final = 30.0
-"""A target whose force failed has stopped; should nobody say that it is back, it is asked again after this."""
+"""Pause after which a target with a failed fsync is retried, even if it reports no resume."""
 
 
 class Part(NamedTuple):
-    """What a decision brought to one target."""
+    """An apply task: the part of one decision for one target."""
 
     course: Course
     target: Target
 
     @property
     def place(self) -> tuple[int, int]:
-        """The position that says that it is there."""
+        """(LSN, ordinal): once the target's applied position reaches it, the part is applied."""
         return self.course.decision.place, self.target.last
 
 
 class Written(NamedTuple):
-    """Parts that one append brought to a target."""
+    """Tasks written to a target by one append."""
 
     mark: Mark
     parts: Sequence[Part]
 
 
 class Settling:
-    """`settle(course)` once every part of it is on the disk, and all of it applied."""
+    """Tracks written effects until they are durable.
+
+    Only then can the journal release a decision. Readers of durable data see a commit from then on. An
+    fsync is therefore requested soon, but shared by all effects within a few milliseconds; the reply to the
+    commit does not wait for it. `complete(progress)` is called once a decision is applied and all its
+    effects are durable.
+    """
 
     def __init__(self, destination: Destination, timers: Timers, settle: Callable[[Course], None]) -> None:
         self._destination, self._timers, self._settle = destination, timers, settle
         self._keys: dict[int, deque[Written]] = {}
         self._asked: set[int] = set()
-        """Keys of which a force is under way, or has failed not long ago."""
+        """Targets with an fsync requested, or failed less than RETRY_SECONDS ago."""
         self.trouble: dict[int, str] = {}
-        """Targets that stopped before what they had was forced: key -> why."""
+        """Targets that stopped before their effects were durable: key -> reason."""
         self._timer: Any = None
         self._parts = 0
         self._closed = False
 
     def __len__(self) -> int:
-        """How many parts are not known to be on the disk."""
+        """Number of tasks not known to be durable."""
         return self._parts
 
     def add(self, mark: Mark, parts: Sequence[Part]) -> None:
-        """They are written; `mark` says what must be forced."""
+        """Add written tasks; `mark` identifies what must be fsynced."""
         written = self._keys.get(mark.key)
         if written is None:
             written = self._keys[mark.key] = deque()
         written.append(Written(mark, parts))
         self._parts += len(parts)
-        for course, _ in parts:
-            course.unforced += 1
-            course.stuck = course.stuck or mark.key in self.trouble
+        for progress, _ in parts:
+            progress.unforced += 1
+            progress.stuck = progress.stuck or mark.key in self.trouble
         self._arm(mark.key)
 
     def take_back(self, key: int) -> list[Part]:
-        """Everything that a target is not known to have on the disk, in order: it came back, and must be asked."""
+        """Remove and return all undurable tasks of a target that resumed, in order."""
         self._asked.discard(key)
         self.trouble.pop(key, None)
         parts = [part for each in self._keys.pop(key, ()) for part in each.parts]
         self._take_out(parts)
-        for course, _ in parts:
-            course.stuck = False
+        for progress, _ in parts:
+            progress.stuck = False
+        # Other stopped targets still block some of these decisions.
         for other in self.trouble:
             self._mark_stuck(other)
         return parts
 
     def stuck(self) -> set[Course]:
-        """Decisions of which a target stopped before all that it had was forced."""
+        """Return decisions with a target that stopped before their effects were durable."""
         return {
-            course for key in self.trouble for each in self._keys.get(key, ()) for course, _ in each.parts
+            progress for key in self.trouble for each in self._keys.get(key, ()) for progress, _ in each.parts
         }
 
     def force_all(self, done: Callable[[], None]) -> None:
-        """Forces what can be forced; `done()` when that has ended, with or without success."""
+        """Fsync all targets; call `done()` when every attempt has ended, successful or not."""
         left = len(self._keys) + 1
 
         def ended(error: BaseException | None) -> None:
@@ -234,14 +246,14 @@ class Settling:
         ended(None)
 
     def close(self) -> None:
-        """Looks no more by itself."""
+        """Cancel the timer; no more fsyncs are requested."""
         self._closed = True
         if self._timer is not None:
             self._timers.cancel(self._timer)
             self._timer = None
 
     def sweep(self) -> None:
-        """Settles what is on the disk."""
+        """Complete every decision whose effects are durable."""
         for key in list(self._keys):
             self._sweep(key)
 
@@ -259,11 +271,12 @@ class Settling:
                 self._destination.when_forced(written[-1].mark, partial(self._forced, key))
 
     def _forced(self, key: int, error: BaseException | None) -> None:
-        """A failed force has stopped the target: it is asked again when it comes back, or after a pause."""
+        """Handle the end of an fsync."""
         if error is None:
             self._sweep(key)
             self.look_again(key)
             return
+        # A failed fsync stops the target: it is retried when it resumes, or after a pause.
         self._timers.after(RETRY_SECONDS, partial(self.look_again, key))
         if key in self._keys:
             self.trouble[key] = str(error)
@@ -271,11 +284,11 @@ class Settling:
 
     def _mark_stuck(self, key: int) -> None:
         for written in self._keys.get(key, ()):
-            for course, _ in written.parts:
-                course.stuck = True
+            for progress, _ in written.parts:
+                progress.stuck = True
 
     def look_again(self, key: int) -> None:
-        """The target may be forced now, or be gone."""
+        """Request an fsync again: the target may have resumed or been deleted."""
         self._asked.discard(key)
         if key in self._keys:
             self._arm(key)
@@ -285,15 +298,15 @@ class Settling:
         while written and self._destination.forced(written[0].mark):
             parts = written.popleft().parts
             self._take_out(parts)
-            for course, _ in parts:
-                if course.safe:
-                    self._settle(course)
+            for progress, _ in parts:
+                if progress.safe:
+                    self._settle(progress)
         if written is not None and not written:
             self._keys.pop(key, None)
             self.trouble.pop(key, None)
 
     def _take_out(self, parts: Sequence[Part]) -> None:
         self._parts -= len(parts)
-        for course, _ in parts:
-            course.unforced -= 1
-            course.stuck = course.stuck and course.unforced > 0
+        for progress, _ in parts:
+            progress.unforced -= 1
+            progress.stuck = progress.stuck and progress.unforced > 0

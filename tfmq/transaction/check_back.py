@@ -1,10 +1,4 @@
-"""Asks producer groups about prepared transactions that nobody finishes.
-
-A client that can answer waits here for its group; when a transaction of that group has been prepared for
-`check_seconds`, one waiting client is told of it. Whether it answers shows only in the transaction's end, so
-it is asked about again after growing pauses. Clients are taken in the order in which they came to wait, so the
-next time it is another one's turn where there are several.
-"""
+"""Check-back: asks the clients of a producer group how prepared transactions are to end."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,16 +9,21 @@ from tfmq.transaction.deadlines import Deadlines
 from tfmq.transaction.requests import Caller, Check, Done, Timers
 
 PAUSE_SECONDS_MAX: Final = 3600.0
-"""Who could not say in a day is still asked each hour."""
+"""Longest pause between two queries about one transaction."""
 CHECKS_AT_ONCE: Final = 100
-"""One client is asked about no more in one answer, so that several share a pile."""
+"""Transactions per query, so that several clients share a backlog."""
 WAITS_PER_SESSION_MAX: Final = 1000
-"""A client waits once for each of its groups; one that waits again and again keeps nobody else from being asked."""
-BUSY: Final = "Too many wait to be asked about transactions: limits.checks_parked in all, 1,000 a connection."
+"""Waits per session. A client needs one per group.
+
+Without a limit one client could use all waits.
+"""
+BUSY: Final = (
+    "Too many clients wait for check-back: limits.checks_parked in total, or 1,000 of one connection."
+)
 
 
 class Wait:
-    """One client that waits to be asked."""
+    """One client that waits for check-back queries of its group."""
 
     __slots__ = ("done", "group", "session", "timer")
 
@@ -34,7 +33,7 @@ class Wait:
 
 
 class Asked:
-    """A watched transaction: its producer group, how often it was asked about, and whom last."""
+    """Check-back state of one transaction: its group, number of queries and last client."""
 
     __slots__ = ("count", "group", "identity")
 
@@ -45,7 +44,14 @@ class Asked:
 
 
 class Checks:
-    """See the module. `check(epoch)` makes what a client is told of a transaction."""
+    """Check-back of prepared transactions by producer group.
+
+    A client that can answer waits for queries of its group. When a transaction of the group has been
+    prepared for `check_seconds`, one waiting client receives a query. Its answer is a commit or rollback of
+    the transaction; without one the query is repeated after growing pauses. Clients are served in the order
+    of their waits, so the next query is sent to another client if there is one. `make_query(epoch)` returns
+    the query for a transaction.
+    """
 
     def __init__(
         self, timers: Timers, *, check_seconds: float, parked_max: int, check: Callable[[int], Check]
@@ -62,12 +68,12 @@ class Checks:
     # Transactions
 
     def watch(self, epoch: int, group: str, age_seconds: float) -> None:
-        """Asks `group` about the transaction once it has been prepared for long enough."""
+        """Start check-back of a transaction that has been prepared for `age_seconds`."""
         self._watched[epoch] = Asked(group)
         self._later.set(epoch, max(0.0, self._check_seconds - age_seconds))
 
     def unwatch(self, epoch: int) -> None:
-        """The transaction ended; harmless if it was not watched."""
+        """Stop check-back of an ended transaction; no effect if there was none."""
         asked = self._watched.pop(epoch, None)
         if asked is None:
             return
@@ -79,7 +85,7 @@ class Checks:
                 del self._due[asked.group]
 
     def asked(self, epoch: int) -> tuple[int, str]:
-        """(how often a client was asked about it, the client that was last)."""
+        """Return (number of queries about the transaction, client of the last one)."""
         asked = self._watched.get(epoch)
         return (0, "") if asked is None else (asked.count, asked.identity)
 
@@ -93,10 +99,10 @@ class Checks:
     # Clients
 
     def wait(self, group: str, wait_ms: int, session: Caller, done: Done) -> Callable[[], None]:
-        """`done(list of Check)` as soon as there is something to ask, `done([])` after `wait_ms`.
+        """Call `done(list of CheckBackQuery)` as soon as a query is due, `done([])` after `wait_ms`.
 
-        The answer is a call that ends the wait with `done([])`, harmless when it is over. `done(None, Busy)`
-        where too many wait.
+        Calls `done(None, Busy)` if too many clients wait.
+        Returns: a function that ends the wait with `done([])`; no effect once the wait has ended.
         """
         wait = Wait(group, session, done)
         if group in self._due:
@@ -113,12 +119,12 @@ class Checks:
         return len(self._sessions.get(session, ()))
 
     def session_lost(self, session: Caller) -> None:
-        """Its waits end, without an answer that nobody would read."""
+        """End the waits of a closed session without a reply."""
         for wait in list(self._sessions.get(session, ())):
             self._unpark(wait)
 
     def close(self) -> None:
-        """Everybody who waits is told that there is nothing; nothing is asked any more."""
+        """End all waits with an empty reply and send no more queries."""
         self._later.close()
         for waits in list(self._sessions.values()):
             for wait in list(waits):
@@ -131,7 +137,7 @@ class Checks:
         wait.timer = self._timers.after(wait_ms / 1000, partial(self._end, wait))
 
     def _unpark(self, wait: Wait) -> bool:
-        """Whether it was waiting."""
+        """Remove a wait; False if it had ended before."""
         if wait.timer is None:
             return False
         self._timers.cancel(wait.timer)
@@ -150,7 +156,10 @@ class Checks:
         self._answer(wait)
 
     def _answer(self, wait: Wait) -> None:
-        """Tells the client what is due in its group, and asks about these again after a longer pause."""
+        """Send the due queries of the group to the client.
+
+        Schedule the next ones after a longer pause.
+        """
         due = self._due[wait.group]
         epochs = [epoch for epoch, _ in zip(due, range(CHECKS_AT_ONCE), strict=False)]
         for epoch in epochs:
@@ -165,7 +174,7 @@ class Checks:
 
 
 def _leave(table: dict[Any, dict[Wait, None]], key: Any, wait: Wait) -> None:
-    """Takes the wait out of `table[key]`, and that out of the table when it was the last."""
+    """Remove the wait from `table[key]`, and the key when it was the last."""
     waits = table[key]
     del waits[wait]
     if not waits:

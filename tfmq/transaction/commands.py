@@ -1,4 +1,8 @@
-"""Begin and send: what an open transaction takes, and who may open one."""
+"""Transaction commands: begin, send, prepare, commit, rollback, forget and transact.
+
+Each command calls `done` once or raises the error of its rejection. A rejected command leaves the
+transaction unchanged. A command waits for pending records of the same transaction and is then retried.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +31,22 @@ from tfmq.transaction.outcomes import LOCAL_PREFIX
 from tfmq.transaction.producer_state import Ending
 from tfmq.transaction.requests import Began, Begin, Caller, Done, Ended, Prepared, RolledBack, Transact
 
-RESERVED: Final = f"Names that begin with {LOCAL_PREFIX} are given by the broker: choose another xid."
-TOO_MANY: Final = "So many transactions are open that limits.{limit} is reached. End some of them, or wait."
+RESERVED: Final = f"Names that begin with {LOCAL_PREFIX} are reserved for the broker: choose another xid."
+TOO_MANY: Final = "The number of open transactions has reached limits.{limit}. End some of them, or wait."
 TIMEOUT: Final = "A transaction may be open for 1 to {most} ms (limits.transaction_seconds), not {found}."
 
 
 class Beginnings:
-    """One method a command; each gives `done` one call or raises what refuses it."""
+    """The begin and send commands."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
-        self._store = books.store
+    def __init__(self, active: Books) -> None:
+        self._books = active
+        self._store = active.store
 
     # Begin
 
     def begin(self, request: Begin, session: Caller, done: Done) -> None:
+        """Create a transaction, or repeat the result for a repeated request."""
         if request.xid.startswith(LOCAL_PREFIX):
             raise BadRequest(RESERVED)
         timeout_ms = self._timeout_ms(request.timeout_ms)
@@ -68,14 +73,20 @@ class Beginnings:
         return wanted_ms
 
     def _repeated(self, request: Begin, ending: Ending, timeout_ms: int) -> Began:
-        """The first answer again; if the transaction is over, its next step tells what became of it."""
+        """Return the first result again.
+
+        If the transaction has ended, its next command gets the outcome.
+        """
         transaction = self._store.transactions.get(ending.epoch)
         if transaction is not None and transaction.live is not None:
             timeout_ms = live_of(transaction).timeout_ms or timeout_ms
         return Began(ending.epoch, _name(request), states.OPEN, timeout_ms)
 
     def _require_free(self, xid: str) -> None:
-        """Raises TransactionExists, StorageStopped."""
+        """Check that no live transaction has that name.
+
+        Raises: TransactionExists, StorageStopped.
+        """
         if self._store.stopped is not None:
             raise rejections.stopped(self._store.stopped)
         known = self._store.named.get(xid) if xid else None
@@ -83,7 +94,10 @@ class Beginnings:
             raise TransactionExists(epoch=known.epoch, state=known.state)
 
     def _require_places(self, session: Caller) -> None:
-        """Raises Busy."""
+        """Check the limits on open transactions.
+
+        Raises: Busy.
+        """
         limits = self._books.limits
         if self._store.counts[states.OPEN] >= limits["transactions"]:
             raise Busy(TOO_MANY.format(limit="transactions"))
@@ -105,20 +119,21 @@ class Beginnings:
     # Send
 
     def send(self, epoch: int, piece: Piece, done: Done) -> None:
+        """Queue a batch, or reply at once if it is a duplicate."""
         transaction = self._store.transactions.get(epoch)
         if transaction is None:
             raise rejections.not_open(epoch)
         if transaction.state != states.OPEN:
             raise rejections.wrong_state(
-                transaction.xid, transaction.state, "batches are sent before its end begins"
+                transaction.xid, transaction.state, "batches are accepted only while it is open"
             )
         if self._sent_before(transaction, piece):
             self._repeat(transaction, piece, done)
             return
         self._require_room(transaction, piece)
         self._store.add(transaction, piece, self._written(transaction, piece, done))
-        live = live_of(transaction)
-        live.sending += 1
+        runtime = live_of(transaction)
+        runtime.sending += 1
         self._books.sending_bytes += len(piece.data)
 
     def _sent_before(self, transaction: Transaction, piece: Piece) -> bool:
@@ -127,7 +142,7 @@ class Beginnings:
         )
 
     def _repeat(self, transaction: Transaction, piece: Piece, done: Done) -> None:
-        """It is there, or on its way; if that fails, it is sent once more."""
+        """Reply to a duplicate batch. If the first one is queued, wait, and resend if that failed."""
         if not live_of(transaction).sending:
             done(None, None)
             return
@@ -135,55 +150,53 @@ class Beginnings:
         self._books.later(transaction, partial(again, self.send, (transaction.epoch, own, done), done))
 
     def _require_room(self, transaction: Transaction, piece: Piece) -> None:
-        """Raises TransactionTooLarge, Busy, StorageStopped, DiskFull, UnknownTopic."""
-        books, size = self._books, len(piece.data)
+        """Check the size limits, the journal and the target.
+
+        Raises: TransactionTooLarge, Busy, StorageStopped, DiskFull, UnknownTopic.
+        """
+        active, size = self._books, len(piece.data)
         self._store.check(size)
-        held = self._store.size_bytes + books.sending_bytes
+        held = self._store.size_bytes + active.sending_bytes
         sending = 1 + live_of(transaction).sending
-        books.reservations.require_room(held, self._store.batches, transaction, size, sending)
+        active.reservations.require_room(held, self._store.batches, transaction, size, sending)
         if piece.log_id not in live_of(transaction).sizes:
-            books.destination.check(piece.log_id, size)
+            active.destination.check(piece.log_id, size)
 
     def _written(self, transaction: Transaction, piece: Piece, done: Done) -> Any:
         key, size, name = piece.log_id, len(piece.data), (piece.producer_id, piece.sequence)
 
-        def written(place: int, error: BaseException | None) -> None:
-            live = live_of(transaction)
-            live.sending -= 1
+        def written(lsn: int, error: BaseException | None) -> None:
+            runtime = live_of(transaction)
+            runtime.sending -= 1
             self._books.sending_bytes -= size
             if error is None:
-                live.sizes[key] = live.sizes.get(key, 0) + size
-                live.missing.discard(name)
+                runtime.sizes[key] = runtime.sizes.get(key, 0) + size
+                runtime.missing.discard(name)
                 done(None, None)
             else:
-                live.missing.add(name)
+                runtime.missing.add(name)
                 done(None, rejections.of_journal(error))
-            if not live.sending and not self._books.busy(transaction):
+            if not runtime.sending and not self._books.busy(transaction):
                 self._books.go_on(transaction)
 
         return written
 
 
 def _name(request: Begin) -> str:
-    """Its own name, or for a local one what nobody else has: the request that began it."""
+    """Return the xid, or for a local transaction a unique name made from the begin request."""
     return request.xid or f"{LOCAL_PREFIX}{request.producer_id:x}-{request.number}"
 
-
-# Commit, rollback, forget: what each does in each state, and what a late or repeated caller is told.
-#
-# A step that is asked for while a record of the same transaction is on its way waits for that record. A refusal
-# leaves the transaction as it was.
 
 DECIDED: Final = frozenset((states.APPLYING, states.COMMITTED))
 UNDECIDED: Final = frozenset((states.OPEN, states.PREPARED))
 
 
 class Endings:
-    """One method a command; each gives `done` one call or raises what refuses it."""
+    """The commit, rollback and forget commands in every state, including repeated requests."""
 
-    def __init__(self, books: Books, steps: Steps) -> None:
-        self._books, self._steps = books, steps
-        self._store = books.store
+    def __init__(self, active: Books, steps: Steps) -> None:
+        self._books, self._steps = active, steps
+        self._store = active.store
 
     # Commit
 
@@ -255,9 +268,9 @@ class Endings:
         refused: Callable[[BaseException], None],
         by_hand: bool = False,
     ) -> Callable[[int, BaseException | None], None]:
-        """What follows when the decision is in the journal, or is not."""
+        """Return the callback for the commit record."""
 
-        def written(place: int, error: BaseException | None) -> None:
+        def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
                 refused(error)
                 return
@@ -290,6 +303,7 @@ class Endings:
     # Rollback
 
     def rollback(self, xid: str, epoch: int, heuristic: bool, done: Done) -> None:
+        """Roll back an open or prepared transaction."""
         transaction = self._books.find(xid, epoch)
         if transaction is None:
             self._rollback_over(xid, epoch, done)
@@ -309,12 +323,12 @@ class Endings:
     def _rollback_prepared(self, transaction: Transaction, heuristic: bool, done: Done) -> None:
         state = states.HEURISTIC_ROLLED_BACK if heuristic else states.ROLLED_BACK
 
-        def written(place: int, error: BaseException | None) -> None:
+        def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
                 self._steps.stays(transaction, error, done)
                 return
-            self._store.when_forced(place, partial(answer, done, RolledBack(state)))
-            self._books.dropped((transaction,), place)
+            self._store.when_forced(lsn, partial(answer, done, RolledBack(state)))
+            self._books.dropped((transaction,), lsn)
 
         verb = self._store.rollback_by_hand if heuristic else self._store.rollback
         self._books.put((transaction,), partial(verb, transaction), written)
@@ -328,6 +342,7 @@ class Endings:
     # Forget
 
     def forget(self, xid: str, epoch: int, done: Done) -> None:
+        """Forget a heuristic outcome, once a heuristic commit is durable at its targets."""
         transaction = self._books.find(xid, epoch)
         if transaction is None or transaction.state not in states.HEURISTIC:
             done(False, None)
@@ -335,46 +350,48 @@ class Endings:
         if self._books.busy(transaction):
             self._books.later(transaction, partial(again, self.forget, (xid, epoch, done), done))
             return
-        course = live_of(transaction).course
-        if course is not None and not course.safe:
-            self._forget_later(transaction, course, done)
+        progress = live_of(transaction).course
+        if progress is not None and not progress.safe:
+            self._forget_later(transaction, progress, done)
             return
 
-        def written(place: int, error: BaseException | None) -> None:
+        def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
                 self._steps.stays(transaction, error, done)
                 return
-            self._store.when_forced(place, partial(answer, done, True))
-            self._books.dropped((transaction,), place)
+            self._store.when_forced(lsn, partial(answer, done, True))
+            self._books.dropped((transaction,), lsn)
 
         self._books.put((transaction,), partial(self._store.forget, transaction), written)
 
-    def _forget_later(self, transaction: Transaction, course: Course, done: Done) -> None:
-        """Before it is safe, the journal needs it. Raises TransactionState where that may take for ever."""
-        if not course.applied or course.stuck or course.left:
-            raise rejections.wrong_state(transaction.xid, transaction.state, "a target of it takes nothing")
+    def _forget_later(self, transaction: Transaction, progress: Course, done: Done) -> None:
+        """Retry the forget once the effects are durable; the journal is needed until then.
+
+        Raises: TransactionState if that may never happen.
+        """
+        if not progress.applied or progress.stuck or progress.left:
+            raise rejections.wrong_state(transaction.xid, transaction.state, "one of its targets is blocked")
         asked = (transaction.xid, transaction.epoch, done)
-        course.settling.append(partial(again, self.forget, asked, done))
+        progress.settling.append(partial(again, self.forget, asked, done))
 
-
-# Prepare: the first phase, in every state.
 
 TOO_MANY_PREPARED: Final = (
-    "So many transactions are prepared, or ended by hand, that limits.transactions_prepared is reached. End some of"
-    " them, and forget those that were ended by hand (tfmq tx forget)."
+    "The number of prepared and heuristically ended transactions has reached limits.transactions_prepared. End some"
+    " of them, and forget heuristic outcomes (tfmq tx forget)."
 )
 
 
 class Preparing:
-    """Gives `done` one call or raises what refuses the step. A refusal leaves the transaction as it was."""
+    """The prepare command in every state."""
 
-    def __init__(self, books: Books, steps: Steps) -> None:
-        self._books, self._steps = books, steps
-        self._store = books.store
+    def __init__(self, active: Books, steps: Steps) -> None:
+        self._books, self._steps = active, steps
+        self._store = active.store
 
     def prepare(
         self, xid: str, epoch: int, ttl_ms: int | None, offsets: Sequence[Any], session: Caller, done: Done
     ) -> None:
+        """Prepare an open transaction; reply again for a prepared one."""
         transaction = self._books.find(xid, epoch)
         if transaction is None:
             self._prepare_over(xid, epoch, done)
@@ -386,8 +403,8 @@ class Preparing:
         elif transaction.state == states.OPEN:
             self._prepare(transaction, ttl_ms, offsets, session, done)
         elif transaction.state == states.PREPARED:
-            told = Prepared(states.PREPARED, transaction.expires_ms)
-            self._store.when_forced(live_of(transaction).place, partial(answer, done, told))
+            result = Prepared(states.PREPARED, transaction.expires_ms)
+            self._store.when_forced(live_of(transaction).place, partial(answer, done, result))
         else:
             self._steps.refuse(done, _too_late(transaction))
 
@@ -399,24 +416,24 @@ class Preparing:
         session: Caller,
         done: Done,
     ) -> None:
-        books = self._books
+        active = self._books
         expires_ms = self._expires_ms(transaction, ttl_ms)
         groups = self._steps.ready(transaction, offsets, session)
         if not transaction.messages and not groups:
-            books.finish_empty(transaction)
+            active.finish_empty(transaction)
             done(Prepared(states.READ_ONLY, 0), None)
             return
         self._require_place()
         self._steps.set_aside(transaction, groups)
 
-        def written(place: int, error: BaseException | None) -> None:
+        def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
                 self._steps.refused(transaction, error, done)
                 return
-            books.prepared(transaction, place)
+            active.prepared(transaction, lsn)
             if self._may_join(transaction):
-                self._store.when_forced(place, partial(answer, done, Prepared(states.PREPARED, expires_ms)))
-                books.go_on(transaction)
+                self._store.when_forced(lsn, partial(answer, done, Prepared(states.PREPARED, expires_ms)))
+                active.go_on(transaction)
             else:
                 self._fence(transaction, done)
 
@@ -424,17 +441,20 @@ class Preparing:
         self._steps.put(transaction, call, written)
 
     def _require_place(self) -> None:
-        """Prepared ones, and those ended by hand that nobody has forgotten, stay until somebody cares. Raises Busy."""
+        """Check the limit on transactions that stay until a client or operator ends them.
+
+        Raises: Busy.
+        """
         counts = self._store.counts
         staying = counts[states.PREPARED] + sum(counts[each] for each in states.HEURISTIC)
         if staying >= self._books.limits["transactions_prepared"]:
             raise Busy(TOO_MANY_PREPARED)
 
     def _expires_ms(self, transaction: Transaction, ttl_ms: int | None) -> int:
-        """When it may end by itself: never, but for members of a commit group."""
+        """Return the expiry time; 0 (never) for all but members of a commit group."""
         if transaction.origin.member is None:
             if ttl_ms is not None:
-                raise BadRequest("Only members of a commit group may end by themselves: leave the time out.")
+                raise BadRequest("Only members of a commit group can expire: omit the time.")
             return 0
         most_ms = self._books.limits["transaction_ttl_seconds"] * 1000
         wanted_ms = int(self._books.settings["group_ttl_seconds"] * 1000) if ttl_ms is None else ttl_ms
@@ -445,7 +465,7 @@ class Preparing:
         return self._books.clock.wall_ms() + wanted_ms
 
     def _fence(self, transaction: Transaction, done: Done) -> None:
-        """Its commit group has gone on while the record was on its way: it ends at once."""
+        """Roll back a member whose group was committed or fenced while its record was written."""
         member = transaction.origin.member
         assert member is not None
         self._steps.drop(transaction)
@@ -466,7 +486,7 @@ class Preparing:
 
 
 def _too_late(transaction: Transaction) -> TfmqError:
-    """Why it cannot be prepared any more."""
+    """Return the error for a transaction that can no longer be prepared."""
     if transaction.state in states.HEURISTIC:
         return rejections.by_hand(transaction.state)
     if transaction.state in DECIDED:
@@ -475,20 +495,22 @@ def _too_late(transaction: Transaction) -> TfmqError:
 
 
 class Steps:
-    """What several steps of a transaction share: what must be so before a record, and what follows if it is refused."""
+    """Shared parts of the commands: checks before a record, and the handling of failed records."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
-        self._store = books.store
+    def __init__(self, active: Books) -> None:
+        self._books = active
+        self._store = active.store
 
     def waits(self, transaction: Transaction) -> bool:
-        """Whether a step must wait: for a record, or for batches that belong before it."""
+        """Whether a command must wait for a pending record or for queued batches."""
         return self._books.busy(transaction) or live_of(transaction).sending > 0
 
     def ready(self, transaction: Transaction, offsets: Sequence[Any], session: Caller) -> list[GroupPlaces]:
-        """What an open transaction needs before its end is recorded; the offsets that belong to it.
+        """Check an open transaction before its prepare or commit.
 
-        Raises StorageStopped, TransactionState, Fenced, NotAllowed, Busy, GroupStale, GroupFenced.
+        Return the consumer offsets to commit.
+
+        Raises: StorageStopped, TransactionState, Fenced, NotAllowed, Busy, GroupStale, GroupFenced.
         """
         if self._store.stopped is not None:
             raise rejections.stopped(self._store.stopped)
@@ -500,16 +522,19 @@ class Steps:
         return self._books.destination.check_offsets(offsets, session) if offsets else []
 
     def set_aside(self, transaction: Transaction, groups: list[GroupPlaces]) -> None:
-        """Space at the targets, and the offsets. Raises UnknownTopic, StorageStopped, DiskFull."""
-        live = live_of(transaction)
+        """Reserve space at the targets and lock the offsets.
+
+        Raises: UnknownTopic, StorageStopped, DiskFull.
+        """
+        runtime = live_of(transaction)
         if groups:
             self._books.destination.check(OFFSETS_KEY, 0)
-        live.reserved = self._books.reservations.reserve(live.sizes)
+        runtime.reserved = self._books.reservations.reserve(runtime.sizes)
         if groups:
             self._books.destination.lock_offsets(transaction.epoch, transaction.xid, groups)
 
     def put(self, transaction: Transaction, call: Callable[[Written], None], written: Written) -> None:
-        """As `Books.put`; whatever it raises leaves nothing set aside."""
+        """Like `ActiveTransactions.submit`; releases reserved space and offset locks if that raises."""
         try:
             self._books.put((transaction,), call, written)
         except Exception:
@@ -517,21 +542,25 @@ class Steps:
             raise
 
     def give_back(self, transaction: Transaction) -> None:
-        live = live_of(transaction)
-        self._books.reservations.release(live.reserved)
-        live.reserved = 0
+        """Release reserved space and offset locks."""
+        runtime = live_of(transaction)
+        self._books.reservations.release(runtime.reserved)
+        runtime.reserved = 0
         self._books.destination.unlock_offsets(transaction.epoch)
 
     def refused(self, transaction: Transaction, error: BaseException, done: Done) -> None:
-        """The record of an open one was not written: it is open as before, unless its time has run out meanwhile. Where
-        nobody knows, its offsets stay locked."""
+        """Reply after the record of an open transaction failed.
+
+        It stays open, unless it timed out meanwhile.
+        """
+        # With an uncertain write result the offsets stay locked.
         if live_of(transaction).unsure is None:
             self.give_back(transaction)
         done(None, rejections.of_journal(error))
         self.resume(transaction)
 
     def resume(self, transaction: Transaction) -> None:
-        """It is what it was before a record that was refused. An open one may have to end: nobody is left for it."""
+        """Continue after a failed record: end an orphaned transaction, else retry waiting commands."""
         if (
             live_of(transaction).orphan
             and transaction.state == states.OPEN
@@ -542,13 +571,13 @@ class Steps:
             self._books.go_on(transaction)
 
     def stays(self, transaction: Transaction, error: BaseException, done: Done | None) -> None:
-        """The record of a prepared one was not written: it is prepared as before."""
+        """Reply after the record of a prepared transaction failed: it stays prepared."""
         if done is not None:
             done(None, rejections.of_journal(error))
         self._books.go_on(transaction)
 
     def over(self, xid: str, epoch: int, done: Done, answers: dict[str, Any]) -> None:
-        """Tells what became of one that is over: `answers` by its state, everything else is an error."""
+        """Reply with the outcome of an ended transaction: its state's entry in `answers`, or an error."""
         outcome = self._store.outcome(xid, epoch)
         if outcome is not None:
             state = outcome.state
@@ -567,19 +596,19 @@ class Steps:
         self._books.when_sure(partial(answer, done, found, refusal=refusal))
 
     def refuse(self, done: Done, refusal: TfmqError) -> None:
-        """An error that says what became of the transaction: once that is on the disk."""
+        """Reply with an error that reveals the outcome, once that is durable."""
         self._books.when_sure(partial(answer, done, None, refusal=refusal))
 
     def drop(self, transaction: Transaction, done: Done | None = None) -> None:
-        """Ends an open or prepared one. An open one ends without its record too, if the disk refuses it: what has no
-        decision is rolled back, and a start would not find it.
-        """
+        """Roll back an open or prepared transaction."""
         was_open = transaction.state == states.OPEN
 
-        def written(place: int, error: BaseException | None) -> None:
+        def written(lsn: int, error: BaseException | None) -> None:
             if error is None:
-                self._tell_dropped(was_open, place, done or _nobody)
-                self._books.dropped((transaction,), place)
+                self._tell_dropped(was_open, lsn, done or _nobody)
+                self._books.dropped((transaction,), lsn)
+            # An open transaction ends even if its record fails: without a decision recovery would roll it
+            # back too.
             elif was_open:
                 self._store.discard(transaction)
                 if done is not None:
@@ -590,20 +619,23 @@ class Steps:
 
         self._books.put((transaction,), partial(self._store.rollback, transaction), written)
 
-    def _tell_dropped(self, was_open: bool, place: int, done: Done) -> None:
-        told = RolledBack(states.ROLLED_BACK)
+    def _tell_dropped(self, was_open: bool, lsn: int, done: Done) -> None:
+        result = RolledBack(states.ROLLED_BACK)
         if was_open:
-            done(told, None)
+            done(result, None)
         else:
-            self._store.when_forced(place, partial(answer, done, told))
+            self._store.when_forced(lsn, partial(answer, done, result))
 
 
 def _nobody(result: Any, error: BaseException | None) -> None:
-    """Nobody asked for that end; if it is not on the disk, the next start finds the transaction again."""
+    """Ignore the result of a rollback that no client requested.
+
+    If its record is not durable, the next start finds the transaction again.
+    """
 
 
 def again(step: Callable[..., None], asked: tuple[Any, ...], done: Done) -> None:
-    """A step that had to wait; its refusal has nobody above it."""
+    """Retry a command that had to wait; pass exceptions to `done`."""
     try:
         step(*asked)
     except Exception as error:
@@ -634,33 +666,32 @@ def tell_ended(
         done(told, None)
 
 
-def answer(done: Done, told: Any, error: BaseException | None, refusal: TfmqError | None = None) -> None:
-    """The answer `told`, or `refusal`, once what it says is on the disk."""
+def answer(done: Done, result: Any, error: BaseException | None, refusal: TfmqError | None = None) -> None:
+    """Reply with `result` or `refusal` after a request for durability ended."""
     if error is not None:
         done(None, rejections.not_forced(error))
     elif refusal is not None:
         done(None, refusal)
     else:
-        done(told, None)
+        done(result, None)
 
-
-# A whole local transaction in one request: begin, sends and commit are one record, forced once.
 
 NAMELESS: Final = "without a name"
 NOT_NEXT: Final = (
-    "Nothing of the transaction was done, and nothing of it can be in that stream: its records begin at sequence"
-    " {found}, and {expected} comes next there. Send it as the first one of a new stream."
+    "The transaction was not executed, neither now nor by an earlier request: its records begin at sequence {found},"
+    " but the next one of the producer id is {expected}. Send it as the first transaction of a new producer id."
 )
 
 
 class Transacting:
-    """Gives `done` one call or raises what refuses the request; nothing of a refused one is left."""
+    """The transact command: a complete local transaction as one journal append with one fsync."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
-        self._store = books.store
+    def __init__(self, active: Books) -> None:
+        self._books = active
+        self._store = active.store
 
     def transact(self, request: Transact, session: Caller, done: Done) -> None:
+        """Commit all batches of the request; nothing remains of a rejected request."""
         now_ms = self._books.clock.wall_ms()
         ending = self._store.streams.find(request.producer_id, request.number, now_ms)
         if ending is not None and self._repeated(ending.epoch, ending.state, request, session, done):
@@ -674,10 +705,10 @@ class Transacting:
         transaction = self._store.begin(
             Origin("", True, request.producer_id, request.number, now_ms, "", session.identity)
         )
-        live = transaction.live = Live()
+        runtime = transaction.live = Live()
         try:
-            self._check(transaction, live, request)
-            live.reserved = self._books.reservations.reserve(live.sizes)
+            self._check(transaction, runtime, request)
+            runtime.reserved = self._books.reservations.reserve(runtime.sizes)
             if groups:
                 self._books.destination.lock_offsets(transaction.epoch, NAMELESS, groups)
             self._store.commit(
@@ -687,9 +718,9 @@ class Transacting:
             self._give_back(transaction)
             raise
 
-    def _check(self, transaction: Transaction, live: Live, request: Transact) -> None:
-        """The limits, and the rule of contiguous sequences over all its batches; sums up what goes where."""
-        sizes = live.sizes
+    def _check(self, transaction: Transaction, runtime: Live, request: Transact) -> None:
+        """Check the limits and that the sequences are contiguous; add up the bytes per target."""
+        sizes = runtime.sizes
         total = 0
         expected = self._store.streams.next(request.producer_id)
         for number, piece in enumerate(request.pieces):
@@ -706,22 +737,23 @@ class Transacting:
         )
 
     def _gap(self, producer_id: int, expected: int, found: int, *, first: bool) -> Exception:
-        """Why these records cannot come now. The request is a new one to its stream, which was never forgotten: so it
-        was not done before, either. Only a repair may have lost it behind its answer, and with it that proof.
-        """
+        """Return the error for records whose sequence is not the expected one."""
         if not first:
             return SequenceGap(expected=expected, found=found)
+        # A repair may have removed an executed request, so it is unknown whether this one was executed.
         if self._store.repaired:
             return UnknownProducer(producer_id=producer_id)
+        # The request is new to its producer, whose state never expired, so it was certainly not executed
+        # before.
         return SequenceGap(NOT_NEXT.format(expected=expected, found=found), expected=expected, found=found)
 
     def _written(self, transaction: Transaction, done: Done) -> Written:
-        def written(place: int, error: BaseException | None) -> None:
+        def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
-                live = live_of(transaction)
-                waiting = live.waiting
+                runtime = live_of(transaction)
+                waiting = runtime.waiting
                 if isinstance(error, MaybeWritten):
-                    live.unsure = error
+                    runtime.unsure = error
                 else:
                     self._give_back(transaction)
                 done(None, rejections.of_journal(error))
@@ -734,14 +766,14 @@ class Transacting:
         return written
 
     def _give_back(self, transaction: Transaction) -> None:
-        live = live_of(transaction)
-        self._books.reservations.release(live.reserved)
-        live.reserved = 0
+        runtime = live_of(transaction)
+        self._books.reservations.release(runtime.reserved)
+        runtime.reserved = 0
         self._books.destination.unlock_offsets(transaction.epoch)
         self._store.discard(transaction)
 
     def _repeated(self, epoch: int, state: str, request: Transact, session: Caller, done: Done) -> bool:
-        """Answers a request that came before; False if nothing of it is left, so that it is done now."""
+        """Reply to a repeated request; False if it must be executed now."""
         transaction = self._store.transactions.get(epoch)
         if transaction is not None:
             require_sure(transaction)
@@ -749,9 +781,9 @@ class Transacting:
             own = request._replace(pieces=[each._replace(data=bytes(each.data)) for each in request.pieces])
             self._books.later(transaction, partial(again, self.transact, (own, session, done), done))
         elif transaction is not None and live_of(transaction).course is not None:
-            course = live_of(transaction).course
-            assert course is not None
-            course.wait(partial(tell_ended, epoch, True, done))
+            progress = live_of(transaction).course
+            assert progress is not None
+            progress.wait(partial(tell_ended, epoch, True, done))
         elif state == states.COMMITTED:
             lost, messages = self._books.losses(epoch)
             if lost:

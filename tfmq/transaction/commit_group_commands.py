@@ -1,8 +1,4 @@
-"""Commands of commit groups: many prepared transactions decided by one record, in sequences that never go back.
-
-Commands of one group are taken one after the other: what is asked for while a record of that group is on its way
-waits for it.
-"""
+"""Commands of commit groups: commit, abort, forget and list."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -26,29 +22,40 @@ MISSING: Final = (
     " the run."
 )
 PLACES_MAX: Final = 100_000
-"""Offsets of all members together, some 4 MB. They are one change of the catalog, which must fit a segment of it: a
-larger one could never be applied once it is decided, and would hold up all that come behind."""
+"""Offsets of all members together, about 4 MB.
+
+They are one catalog change, which must fit a catalog segment: a larger one could never be applied after the
+decision and would block all later ones.
+"""
 TOO_MANY_PLACES: Final = (
     "The members of a commit group commit the offsets of at most {most} partitions together."
 )
 NAMES_TOLD: Final = 100
-"""An error names no more of the missing ones."""
+"""Missing transactions named in an error."""
 
 
 class GroupCommits:
-    """One method a command; each gives `done` one call or raises what refuses it."""
+    """Commands of commit groups; each calls `done` once or raises the error of its rejection.
 
-    def __init__(self, books: Books, steps: Steps) -> None:
-        self._books, self._steps = books, steps
-        self._store = books.store
+    Commands of one group run one after the other: while a record of the group is being written, later
+    commands wait.
+    """
+
+    def __init__(self, active: Books, steps: Steps) -> None:
+        self._books, self._steps = active, steps
+        self._store = active.store
         self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._courses: dict[str, tuple[int, Course]] = {}
         self._unsure: dict[str, MaybeWritten] = {}
-        """Groups of which only a start will tell how far they are: the disk failed under a record of theirs."""
+        """Groups with an uncertain record: the disk failed during the write.
+
+        Only recovery finds the result.
+        """
 
     # Commit
 
     def commit(self, request: GroupCommit, done: Done) -> None:
+        """Commit all named members with one record; roll back leftovers of earlier attempts."""
         group, sequence, run, names, rows, other_total = request
         self._require_sure(group)
         if group in self._waiting:
@@ -63,11 +70,11 @@ class GroupCommits:
         left = self._store.groups.leftovers(group, sequence, [each.epoch for each in members])
         dropped = self._prepared(left)
 
-        def written(place: int, error: BaseException | None) -> None:
+        def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
                 self._refused((*members, *dropped), error, done)
             else:
-                self._committed(request, members, dropped, place, done)
+                self._committed(request, members, dropped, lsn, done)
                 self._end_open(left)
             self._go_on(group)
 
@@ -85,7 +92,10 @@ class GroupCommits:
             raise BadRequest(TOO_MANY.format(most=most))
 
     def _members(self, request: GroupCommit) -> list[Transaction]:
-        """All that are named, in their order. Raises GroupIncomplete, BadRequest."""
+        """Return the named transactions in order.
+
+        Raises: GroupIncomplete, BadRequest, StorageStopped.
+        """
         if self._store.stopped is not None:
             raise rejections.stopped(self._store.stopped)
         strangers = set(
@@ -114,7 +124,7 @@ class GroupCommits:
         request: GroupCommit,
         members: list[Transaction],
         dropped: list[Transaction],
-        place: int,
+        lsn: int,
         done: Done,
     ) -> None:
         tell = partial(_tell, False, request.rows, done)
@@ -125,22 +135,22 @@ class GroupCommits:
             self._remember(request.group, request.sequence, self._books.course(members[0]))
         else:
             self._courses.pop(request.group, None)
-            told = GroupEnded(states.COMMITTED, False, request.rows, 0)
-            self._store.when_forced(place, partial(answer, done, told))
-        self._books.dropped(dropped, place)
+            result = GroupEnded(states.COMMITTED, False, request.rows, 0)
+            self._store.when_forced(lsn, partial(answer, done, result))
+        self._books.dropped(dropped, lsn)
 
-    def _remember(self, group: str, sequence: int, course: Course) -> None:
-        """Until it is settled, a repeat may have to hear that it is still being applied."""
-        mine = self._courses[group] = (sequence, course)
+    def _remember(self, group: str, sequence: int, progress: Course) -> None:
+        """Keep the progress until completion: the reply to a repeated request may be "applying"."""
+        mine = self._courses[group] = (sequence, progress)
 
         def settled() -> None:
             if self._courses.get(group) is mine:
                 del self._courses[group]
 
-        course.settling.append(settled)
+        progress.settling.append(settled)
 
     def _repeat(self, request: GroupCommit, rows: int, done: Done) -> None:
-        """The first answer; and what other attempts left over since then goes."""
+        """Return the first result again, and roll back members that were added since."""
         group, sequence = request.group, request.sequence
         left = self._store.groups.leftovers(group, sequence)
         self._end_open(left)
@@ -149,11 +159,11 @@ class GroupCommits:
             self._tell_first(group, sequence, rows, done)
             return
 
-        def written(place: int, error: BaseException | None) -> None:
+        def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
                 self._refused(dropped, error, done)
             else:
-                self._books.dropped(dropped, place)
+                self._books.dropped(dropped, lsn)
                 self._tell_first(group, sequence, rows, done)
             self._go_on(group)
 
@@ -161,15 +171,16 @@ class GroupCommits:
         self._put(group, dropped, call, written)
 
     def _tell_first(self, group: str, sequence: int, rows: int, done: Done) -> None:
-        known, course = self._courses.get(group, (-1, None))
-        if course is not None and known == sequence:
-            course.wait(partial(_tell, True, rows, done))
+        known, progress = self._courses.get(group, (-1, None))
+        if progress is not None and known == sequence:
+            progress.wait(partial(_tell, True, rows, done))
         else:
             self._books.when_sure(partial(answer, done, GroupEnded(states.COMMITTED, True, rows, 0)))
 
-    # Abort and forget
+    # Abort, forget, list
 
     def abort(self, group: str, sequence: int, run: str, done: Done) -> None:
+        """Fence a run and roll back its members, unless its sequence is committed."""
         self._require_sure(group)
         if group in self._waiting:
             self._waiting[group].append(partial(again, self.abort, (group, sequence, run, done), done))
@@ -181,12 +192,12 @@ class GroupCommits:
         left = self._store.groups.of_run(group, run)
         dropped = self._prepared(left)
 
-        def written(place: int, error: BaseException | None) -> None:
+        def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
                 self._refused(dropped, error, done)
             else:
-                self._books.dropped(dropped, place)
-                self._store.when_forced(place, partial(answer, done, GroupAborted(ABORTED)))
+                self._books.dropped(dropped, lsn)
+                self._store.when_forced(lsn, partial(answer, done, GroupAborted(ABORTED)))
                 self._end_open(left)
             self._go_on(group)
 
@@ -194,23 +205,24 @@ class GroupCommits:
         self._put(group, dropped, call, written)
 
     def forget(self, group: str, done: Done) -> None:
+        """Forget the committed sequence and the fences of a group."""
         known = self._store.groups.by_name.get(group)
         if known is None or not known.lasting:
             done(False, None)
             return
 
-        def written(place: int, error: BaseException | None) -> None:
+        def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
                 done(None, rejections.of_journal(error))
                 return
             self._courses.pop(group, None)
-            self._books.recorded(place)
-            self._store.when_forced(place, partial(answer, done, True))
+            self._books.recorded(lsn)
+            self._store.when_forced(lsn, partial(answer, done, True))
 
         self._store.forget_group(group, written)
 
     def rows(self, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
-        """One map a group that has committed or aborted anything, or has live members; whether there are more."""
+        """Return one row per group with a commit, abort or live members, and whether there are more."""
         found = []
         page, more = self._store.groups.page(after, limit)
         for name, group in page:
@@ -228,28 +240,31 @@ class GroupCommits:
             )
         return found, more
 
-    # What several share
+    # Shared by several commands
 
     def _prepared(self, epochs: Iterable[int]) -> list[Transaction]:
-        """Those that can end with a group's record. One that is being decided by itself is let be."""
+        """Return the prepared transactions; those with a pending record of their own are skipped."""
         found = [self._store.transactions.get(epoch) for epoch in epochs]
         return [each for each in found if each is not None and self._is(each, states.PREPARED)]
 
     def _end_open(self, epochs: Iterable[int]) -> None:
-        """Those that were not prepared end, each by itself: behind the group's record, so that they stay where that is
-        refused, and whether or not the disk takes their own. One whose prepare is on its way is fenced by that.
-        """
+        """Roll back members that were not prepared, each by its own record."""
+        # This follows the group's record, so that they stay open if that fails. A member whose prepare is
+        # being written is fenced when that completes.
         for epoch in epochs:
             transaction = self._store.transactions.get(epoch)
             if transaction is not None and self._is(transaction, states.OPEN):
                 self._steps.drop(transaction)
 
     def _is(self, transaction: Transaction, wanted: str) -> bool:
-        """In that state for sure."""
+        """Whether a transaction is in that state and no record is pending."""
         return transaction.state == wanted and not self._books.busy(transaction)
 
     def _refused(self, transactions: Sequence[Transaction], error: BaseException, done: Done) -> None:
-        """The record was not written: all of them are as before, unless their time has run out meanwhile."""
+        """Reply after the group's record failed.
+
+        All transactions are unchanged, except that orphaned ones end.
+        """
         done(None, rejections.of_journal(error))
         for transaction in transactions:
             self._steps.resume(transaction)
@@ -261,22 +276,25 @@ class GroupCommits:
         call: Callable[[Written], None],
         written: Written,
     ) -> None:
-        """Puts the record into the queue; the group waits for it, unless that raises."""
+        """Queue the group's record; later commands of the group wait for it, unless this raises."""
 
-        def told(place: int, error: BaseException | None) -> None:
+        def completed(lsn: int, error: BaseException | None) -> None:
             if isinstance(error, MaybeWritten):
                 self._unsure[group] = error
-            written(place, error)
+            written(lsn, error)
 
         self._waiting[group] = []
         try:
-            self._books.put(transactions, call, told)
+            self._books.put(transactions, call, completed)
         except Exception:
             self._go_on(group)
             raise
 
     def _require_sure(self, group: str) -> None:
-        """Raises StorageStopped, outcome unknown."""
+        """Check that no record of the group has an uncertain write result.
+
+        Raises: StorageStopped, outcome unknown.
+        """
         if group in self._unsure:
             raise rejections.of_journal(self._unsure[group])
 
@@ -285,10 +303,10 @@ class GroupCommits:
             waiting()
 
 
-def _tell(repeated: bool, rows: int, done: Done, course: Course, error: BaseException | None) -> None:
+def _tell(repeated: bool, rows: int, done: Done, progress: Course, error: BaseException | None) -> None:
     if error is not None:
         done(None, error)
-    elif course.damage and not course.applied:
-        done(None, rejections.unreadable(course.damage))
+    elif progress.damage and not progress.applied:
+        done(None, rejections.unreadable(progress.damage))
     else:
-        done(GroupEnded(course.state, repeated, rows, course.dropped), None)
+        done(GroupEnded(progress.state, repeated, rows, progress.dropped), None)

@@ -1,10 +1,4 @@
-"""Commit groups: many prepared transactions that one record commits, in sequences that never go back.
-
-Per group: the last committed sequence with its rows and run, the runs that were aborted behind it, and the live
-transactions that belong to it. A group that has committed is never forgotten by time, since a writer that comes back
-after a year must still be told that its sequence is old; their number is limited, and an operator can forget one.
-One that has committed nothing is, when nothing of its aborted runs can come any more.
-"""
+"""State of commit groups: many prepared transactions committed by one record per sequence."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
@@ -14,13 +8,17 @@ from tfmq.errors import GroupFenced, GroupStale, NotAllowed
 from tfmq.transaction.requests import Member
 
 FENCED_MAX: Final = 1000
-"""Aborted runs remembered of one group until a later commit. A run ends within hours of its abort, and a writer
-that fails for ever must not grow without bound: the oldest go first. Those of other groups never do: all together
-have a limit, at which an abort is refused."""
+"""Fenced runs kept per group until a later commit; the oldest are removed first.
+
+A run ends within hours of its abort, and a writer that always fails must not use unbounded memory. All
+groups together have a limit too, at which an abort is rejected; fences of other groups are not removed.
+"""
 
 ABORTED_MS: Final = 86_400_000
-"""So long behind its last abort a group is remembered that has committed nothing: what is left of an aborted run, a
-task that nobody could stop, does not live for so long."""
+"""Retention of a group without a commit after its last abort.
+
+No aborted task runs for longer.
+"""
 
 LATER = "The commit group {group} has committed sequence {last} already, and {sequence} is older."
 OTHER_TOTAL = (
@@ -28,14 +26,13 @@ OTHER_TOTAL = (
     " the writer's checkpoint was set back, or its query gives other rows each time."
 )
 TOO_MANY = (
-    "The broker remembers as many commit groups as it may ({most}), and {group} would be one more. Forget those"
-    " whose writers are gone for good, or raise limits.commit_groups."
+    "The limit of {most} commit groups is reached, so {group} is not added. Forget groups whose writers no longer"
+    " exist, or raise limits.commit_groups."
 )
 
 TOO_MANY_FENCES = (
-    "The broker remembers as many aborted runs as it may ({most}), and {run} of the commit group {group} would be one"
-    " more, so it is not aborted. Its members end by their time. Forget groups whose writers are gone for good, or"
-    " raise limits.commit_group_fences."
+    "The limit of {most} aborted runs is reached, so {run} of the commit group {group} is not aborted. Its members"
+    " end when they expire. Forget groups whose writers no longer exist, or raise limits.commit_group_fences."
 )
 
 
@@ -49,8 +46,10 @@ class Committed(NamedTuple):
 
 
 class CommitGroup:
-    """`last`: None before the first commit. `fenced`: run -> sequence of its abort. `members`: epoch -> Member of
-    live transactions that are not decided.
+    """State of one group.
+
+    `last_commit`: the last commit, None before the first. `fenced`: run -> sequence of its abort.
+    `members`: epoch -> membership of live, undecided transactions.
     """
 
     __slots__ = ("fenced", "last", "members")
@@ -62,37 +61,45 @@ class CommitGroup:
 
     @property
     def lasting(self) -> bool:
-        """Whether there is something to remember besides its members."""
+        """Whether it has state besides its members."""
         return self.last is not None or bool(self.fenced)
 
 
 class CommitGroups:
-    """The groups by name, in `by_name`."""
+    """All commit groups by name, rebuilt by replaying the journal.
+
+    A group has its last committed sequence with row count and run, the runs aborted since, and its live
+    members. Sequences only increase. A group with a commit never expires, because a writer that returns
+    after a year must still be rejected with an old sequence; the number of groups is limited, and an
+    operator can forget one. A group without a commit expires some time after its last abort.
+    """
 
     def __init__(self, *, groups_max: int, fences_max: int) -> None:
         self._groups_max, self._fences_max = groups_max, fences_max
         self.by_name: dict[str, CommitGroup] = {}
         self._names: list[str] = []
-        """All of them in order, so that a page costs what lies in it."""
+        """All names, sorted, so that a page costs only its own length."""
         self._fences = 0
-        """Of all groups together."""
+        """Number of fenced runs of all groups."""
         self._aborted: dict[str, int] = {}
-        """When the groups that have committed nothing were aborted last, the longest ago first."""
+        """Last abort time of groups without a commit, oldest first."""
 
     def clear(self) -> None:
-        """Nothing, as before the first entry."""
+        """Reset to the state before the first journal entry."""
         self.by_name.clear()
         self._names.clear()
         self._aborted.clear()
         self._fences = 0
 
-    # What may be done
+    # Checks
 
     def begin(self, member: Member) -> bool:
-        """Whether a transaction of that member may begin; False if its sequence is committed already ("done").
+        """Whether a transaction of `member` may begin or prepare.
 
-        Raises GroupStale (a later sequence is committed), GroupFenced (its run was aborted), NotAllowed (too many
-        groups). Before a prepare the same is asked again.
+        False if its sequence is committed ("done").
+
+        Raises: GroupStale (a later sequence is committed), GroupFenced (its run was aborted), NotAllowed
+        (too many groups).
         """
         group = self._known(member.group)
         if group is None:
@@ -108,9 +115,10 @@ class CommitGroups:
     def repeated(
         self, group: str, sequence: int, run: str, rows: int, *, other_total: bool
     ) -> Committed | None:
-        """The first answer if that sequence is committed; None if it is the next.
+        """Return the commit of that sequence if there is one; None if the sequence is new.
 
-        Raises GroupStale (later sequence, or other rows without `other_total`), GroupFenced, NotAllowed.
+        Raises: GroupStale (a later sequence is committed, or other rows without `other_total`),
+        GroupFenced, NotAllowed.
         """
         known = self._known(group)
         if known is None:
@@ -129,14 +137,17 @@ class CommitGroups:
         return None
 
     def too_late(self, group: str, sequence: int) -> bool:
-        """Whether an abort of that sequence changes nothing, because it is committed. Raises NotAllowed."""
+        """Whether that sequence is committed, so that an abort changes nothing.
+
+        Raises: NotAllowed.
+        """
         known = self._known(group)
         return known is not None and known.last is not None and sequence <= known.last.sequence
 
     def require_fence(self, group: str, run: str) -> None:
-        """Whether one more run can be fenced: while its sequence is not committed, nothing else keeps it out.
+        """Check that one more run can be fenced.
 
-        Raises NotAllowed (too many, of all groups).
+        Raises: NotAllowed at the limit of all groups: without its fence the run could still join.
         """
         known = self.by_name.get(group)
         mine = known.fenced if known is not None else {}
@@ -144,21 +155,19 @@ class CommitGroups:
             raise NotAllowed(TOO_MANY_FENCES.format(most=self._fences_max, run=run, group=group))
 
     def page(self, after: str, limit: int) -> tuple[list[tuple[str, CommitGroup]], bool]:
-        """(up to `limit` groups by name from the one behind `after` on, whether there are more)."""
+        """Return (up to `limit` groups with names above `after`, whether there are more)."""
         first = bisect_right(self._names, after)
         names = self._names[first : first + limit]
         return [(name, self.by_name[name]) for name in names], first + limit < len(self._names)
 
     def missing(self, group: str, sequence: int, epochs: Iterable[int]) -> list[int]:
-        """Those of `epochs` that are no members of exactly (group, sequence)."""
+        """Return those of `epochs` that are not members of exactly (group, sequence)."""
         known = self.by_name.get(group)
         members = known.members if known is not None else {}
         return [epoch for epoch in epochs if epoch not in members or members[epoch].sequence != sequence]
 
     def leftovers(self, group: str, sequence: int, epochs: Iterable[int] = ()) -> list[int]:
-        """Epochs of the group's members, without `epochs`, with a sequence up to `sequence`: they end with its
-        commit.
-        """
+        """Return the epochs of members up to `sequence`, except `epochs`; its commit ends them."""
         known = self.by_name.get(group)
         if known is None:
             return []
@@ -170,7 +179,7 @@ class CommitGroups:
         ]
 
     def of_run(self, group: str, run: str) -> list[int]:
-        """Epochs of members that an abort of `run` ends."""
+        """Return the epochs of members that an abort of `run` rolls back."""
         known = self.by_name.get(group)
         if known is None:
             return []
@@ -182,21 +191,21 @@ class CommitGroups:
             raise NotAllowed(TOO_MANY.format(most=self._groups_max, group=name))
         return group
 
-    # The fold
+    # Replay of journal entries
 
     def join(self, epoch: int, member: Member) -> None:
-        """A transaction of the group is live."""
+        """Add a live member."""
         self._group(member.group).members[epoch] = member
 
     def leave(self, epoch: int, member: Member) -> None:
-        """It is decided, or gone; harmless if it was so before."""
+        """Remove a decided or ended member; no effect if it is missing."""
         group = self.by_name.get(member.group)
         if group is not None:
             group.members.pop(epoch, None)
             self._tidy(member.group, group)
 
     def committed(self, name: str, sequence: int, run: str, rows: int, time_ms: int) -> None:
-        """A commit is in the journal; a repeated one changes nothing."""
+        """Apply a commit record; a repeated one changes nothing."""
         group = self._group(name)
         self._aborted.pop(name, None)
         if group.last is None or sequence > group.last.sequence:
@@ -206,7 +215,7 @@ class CommitGroups:
             self._fences += len(group.fenced)
 
     def aborted(self, name: str, sequence: int, run: str, time_ms: int) -> None:
-        """An abort is in the journal; one behind the commit changes nothing."""
+        """Apply an abort record; after the commit of its sequence it changes nothing."""
         group = self._group(name)
         if group.last is None:
             self._aborted.pop(name, None)
@@ -221,7 +230,7 @@ class CommitGroups:
         self._tidy(name, group)
 
     def expire(self, time_ms: int) -> None:
-        """It is that time: groups that have committed nothing, and were aborted long ago, are forgotten."""
+        """Remove groups without a commit whose last abort is older than ABORTED_RETENTION_MS."""
         while self._aborted:
             name, aborted_ms = next(iter(self._aborted.items()))
             if aborted_ms + ABORTED_MS > time_ms:
@@ -229,7 +238,7 @@ class CommitGroups:
             self.forget(name)
 
     def forget(self, name: str) -> None:
-        """Nothing is remembered of it but its live members."""
+        """Remove everything but the live members of a group."""
         self._aborted.pop(name, None)
         group = self.by_name.get(name)
         if group is not None:
@@ -253,7 +262,7 @@ class CommitGroups:
     # Snapshots
 
     def dump(self) -> tuple[Any, ...]:
-        """All but the members, which their transactions name; by name."""
+        """Return all groups as plain values, by name; members are stored with their transactions."""
         return tuple(
             (name, group.last, tuple(group.fenced.items()), *self._aborted_ms(name))
             for name, group in sorted(self.by_name.items())
@@ -264,7 +273,10 @@ class CommitGroups:
         return (self._aborted[name],) if name in self._aborted else ()
 
     def load(self, rows: Sequence[Any]) -> None:
-        """Starts from what `dump` gave. Raises ValueError or TypeError if it is none."""
+        """Restore the result of `dump`.
+
+        Raises: ValueError or TypeError for malformed fields.
+        """
         self.clear()
         aborted: list[tuple[int, str]] = []
         for name, last, fenced, *more in rows:

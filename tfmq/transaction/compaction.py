@@ -1,14 +1,14 @@
-"""Keeps the journal small where old transactions stay in it: what lives in old, nearly empty files is carried forward.
+"""Journal compaction: copies batches forward, so that old files can be deleted.
 
-One prepared transaction of a month ago would else pin the file that it is in, and a thousand of them a thousand files.
-When the files hold more than four times what lives in them, and more than eight files' worth, the messages of
-undecided transactions are copied out of files that are less than half alive. The copies are byte-identical entries
-that name the place they came from; a file goes once nothing is held in it and checkpoints lie behind it.
+Without it one transaction prepared a month ago would keep its file, and a thousand of them a thousand
+files. Compaction runs when the files hold more than four times the live bytes, and more than eight files'
+worth. It copies the batches of prepared transactions out of files that are less than half live. The copies
+are byte-identical entries that name the LSN of the original. A file is deleted once nothing refers to it
+and checkpoints follow it.
 
-What lives is counted with the headers of its entries: a copy of tiny batches would else look as empty as what it was
-copied from, and be copied for ever.
-
-What is decided is left where it is: it is about to go, and a partition may be reading it.
+Entry headers count as live bytes: otherwise copied tiny batches would seem as empty as the original file
+and be copied forever. Decided transactions are not copied: they are about to be released, and a partition
+may be reading them.
 """
 
 import logging
@@ -29,30 +29,35 @@ from tfmq.transaction.transaction_table import Ledger
 logger = logging.getLogger("tfmq.transaction")
 
 ALIVE_FACTOR: Final = 4
-"""Files may hold so many times the bytes that live in them."""
+"""Files may hold this many times the live bytes."""
 FILES_MIN: Final = 8
-"""Below so many files' worth nothing is moved: it would save little."""
+"""Below this many files' worth of bytes nothing is copied: it would save little."""
 EMPTY_FACTOR: Final = 2
-"""A file of which less than this part lives is worth emptying. While there is more than ALIVE_FACTOR allows, there is
-one."""
+"""A file is emptied if less than 1/EMPTY_FACTOR of it is live.
+
+While the total exceeds LIVE_FACTOR, at least one such file exists.
+"""
 
 STEP_BYTES: Final = 1 << 20
-"""Copied at once: others get their turn between two steps."""
+"""Bytes copied per step; other work runs between two steps."""
 ROUND_BYTES: Final = 256 << 20
-"""Planned at once; the rest is for the next round."""
+"""Bytes planned per round; the rest is left to the next round."""
 
 Row = tuple[Locations, int]
-"""Locations of a transaction, and how many words of them there were when the round began."""
+"""Locations of a transaction, and their number of words when the round began."""
 
 
 class Relocation:
-    """See the module. `tend` about once a second, in the owner's thread; reading is done in a worker."""
+    """Copies live batches out of nearly empty journal files.
+
+    Call `run_if_needed` about once a second in the owner's thread; reading is done in a worker.
+    """
 
     def __init__(
-        self, journal: JournalStore, ledger: Ledger, queue: JournalQueue, run: Run, file_bytes: int
+        self, journal: JournalStore, table: Ledger, queue: JournalQueue, run: Run, file_bytes: int
     ) -> None:
         self._journal = journal
-        self._ledger = ledger
+        self._ledger = table
         self._queue = queue
         self._run = run
         self._bytes_min = FILES_MIN * file_bytes
@@ -60,16 +65,16 @@ class Relocation:
         self._at = 0
         self._touched: set[int] = set()
         self._bad: set[int] = set()
-        """Files with an entry that could not be read: they stay."""
+        """Numbers of files with an unreadable entry: they are not emptied."""
         self.working = False
 
     @property
     def needed(self) -> bool:
-        """Whether the files hold more than they should."""
+        """Whether the files hold more bytes than allowed."""
         return self._journal.size_bytes > max(ALIVE_FACTOR * self._ledger.kept.entries_bytes, self._bytes_min)
 
     def tend(self) -> None:
-        """Begins a round if one is needed and none is under way."""
+        """Start a round if one is needed and none is running."""
         if self.working or self._journal.stopped is not None or not self.needed:
             return
         rows = [
@@ -107,26 +112,29 @@ class Relocation:
         else:
             self._step()
 
-    def _written(self, place: int, error: BaseException | None) -> None:
+    def _written(self, lsn: int, error: BaseException | None) -> None:
         if error is not None:
             self._end()
         else:
             self._step()
 
     def _failed(self, error: BaseException | None) -> None:
-        """An entry cannot be read. The transaction that has it is in trouble, and says so when it is committed."""
+        """End the round after an entry could not be read.
+
+        The error of that transaction is reported when it is committed.
+        """
         if not isinstance(error, JournalError | OSError):
             self.working = False
             raise error or RuntimeError("a round of relocation without a result")
-        place = self._places[self._at]
+        lsn = self._places[self._at]
         files = self._journal.files
-        number = files[bisect_right([file.first for file in files], place) - 1].number
+        number = files[bisect_right([file.first for file in files], lsn) - 1].number
         logger.error("the transaction journal's file %d cannot be emptied: %s", number, error)
         self._bad.add(number)
         self._end()
 
     def _end(self) -> None:
-        """The old places are needed no more."""
+        """End the round: release references to the original entries."""
         self.working = False
         self._places = array("Q")
         touched, self._touched = self._touched, set()
@@ -138,16 +146,17 @@ class Relocation:
 
 
 def plan(rows: Sequence[Row], files: Sequence[JournalFileInfo], bad: frozenset[int]) -> "array[int]":
-    """The places of batches that should move, transaction by transaction; in a worker.
+    """Choose the batches to copy and return their LSNs, ordered by transaction.
 
-    They lie in files of which less than half is alive, the oldest first; not in the last one, nor in `bad` ones.
+    Runs in a worker. They are in files less than half live, oldest first; not in the last file nor in `bad`
+    ones.
     """
     firsts = [file.first for file in files]
     alive = [0] * len(files)
     for locations, words in rows:
-        for place, both in zip(locations[0:words:WORDS], locations[2:words:WORDS], strict=True):
-            if place:
-                alive[bisect_right(firsts, place) - 1] += (both & SIZE_MASK) + ENTRY_BYTES
+        for lsn, count_size in zip(locations[0:words:WORDS], locations[2:words:WORDS], strict=True):
+            if lsn:
+                alive[bisect_right(firsts, lsn) - 1] += (count_size & SIZE_MASK) + ENTRY_BYTES
     chosen: set[int] = set()
     size = 0
     for index, file in enumerate(files[:-1]):
@@ -159,18 +168,19 @@ def plan(rows: Sequence[Row], files: Sequence[JournalFileInfo], bad: frozenset[i
     return array(
         "Q",
         (
-            place
+            lsn
             for locations, words in rows
-            for place in locations[0:words:WORDS]
-            if place and bisect_right(firsts, place) - 1 in chosen
+            for lsn in locations[0:words:WORDS]
+            if lsn and bisect_right(firsts, lsn) - 1 in chosen
         ),
     )
 
 
 def _read(read: Callable[[int], Any], places: "array[int]", at: int) -> tuple[list[AppendMsg], int]:
-    """(copies of the batches at `places` from index `at` on, about STEP_BYTES of them, the index behind); in a worker.
+    """Read copies of the batches at `places` from index `at` on, about BYTES_PER_STEP.
 
-    Raises what `read` does at the first of them; what cannot be read further on is left to the next step.
+    Runs in a worker. Returns the copies and the index of the next batch.
+    Raises: whatever `read` raises for the first batch; a later failure is left to the next step.
     """
     messages: list[AppendMsg] = []
     size = 0

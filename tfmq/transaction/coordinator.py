@@ -1,12 +1,4 @@
-"""Takes what sessions ask of transactions, from begin to forget, and tells what became of it.
-
-No protocol and no broker: requests are plain values, answers callbacks, targets a `Destination`. Nothing is
-answered before the journal's force that the answer stands for; nothing is visible before the force of the
-decision. Every change of what is durable is the fold of a journal entry in the store, live as in recovery.
-
-One owner's thread calls everything. What is asked during a turn is written by `write()` at the end of the
-turn, one append of the journal for all; call it until `due` is false.
-"""
+"""The transaction coordinator: entry point for all transaction commands of sessions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
@@ -28,13 +20,16 @@ from tfmq.transaction.store import JournalTransactionStore
 Maps: TypeAlias = list[dict[str, Any]]
 
 TEND_SECONDS: Final = 1.0
-"""How often the store looks after its files."""
+"""Interval of the store's housekeeping."""
 RETRY_SECONDS: Final = 60.0
-"""A member whose time is over, and whose end the disk refused, is tried again after this."""
+"""Pause before the rollback of an expired member is retried after its record failed."""
 
 
 def answered(command: Callable[..., None]) -> Callable[..., None]:
-    """What a command raises is told to its last argument, `done`."""
+    """Decorator: pass exceptions of a command to its last argument, `done`.
+
+    Reject it while stopping.
+    """
 
     @wraps(command)
     def safe(self: "TransactionHandler", *asked: Any) -> None:
@@ -49,11 +44,19 @@ def answered(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class TransactionHandler:
-    """See the module. `run(work, done)`: work in a worker, for reading large transactions.
+    """Executes transaction commands, from begin to forget.
 
-    `settings`: the keys `transaction.*` of the configuration without that prefix; `limits`: by name.
-    Errors are given to `done`, none is raised; those named here besides StorageStopped, DiskFull and Busy,
-    which every writing method may answer.
+    It depends on no protocol and no broker: requests are plain values, replies are callbacks, targets are a
+    `Destination`. No reply is sent before the journal fsync that it depends on; nothing becomes visible
+    before the fsync of the decision.
+
+    All methods are called by one thread, the owner's. Requests of a turn are written by `write()` at the
+    end of the turn, in one journal append; call it until `due` is false. `run(work, done)` runs work in a
+    worker, to read large transactions.
+
+    `settings`: the keys `transaction.*` of the configuration without that prefix; `limits`: by name. Errors
+    are passed to `done`, none is raised. Each method lists its own errors; every writing method may also
+    return StorageStopped, DiskFull and Busy.
     """
 
     def __init__(
@@ -91,22 +94,29 @@ class TransactionHandler:
         self._recovered: Callable[[], None] | None = None
         self._stopped: Callable[[], None] | None = None
         self.stopping = False
-        """It takes no more requests."""
+        """Whether new requests are rejected."""
         self.over = False
-        """It has stopped: its owner closes the store, in a worker maybe, and nothing here may touch that."""
+        """Whether it has stopped.
+
+        The owner may then be closing the store in a worker: do not use the store.
+        """
 
     # One transaction
 
     @answered
     def begin(self, request: Begin, session: Caller, done: Done) -> None:
-        """`done(Began)`. TransactionExists, GroupStale, GroupFenced, NotAllowed (groups), BadRequest."""
+        """Begin a transaction; `done(BeginResult)`.
+
+        Errors: TransactionExists, GroupStale, GroupFenced, NotAllowed (too many groups), BadRequest.
+        """
         self._beginnings.begin(request, session, done)
 
     @answered
     def send(self, epoch: int, piece: Piece, done: Done) -> None:
-        """`done(None)` when it is in the journal, also if it was before; not forced.
+        """Store a batch; `done(None)` when it is in the journal, also if it was before. Not fsynced.
 
-        UnknownTransaction, TransactionState, TransactionTooLarge, UnknownTopic, SequenceGap, UnknownProducer.
+        Errors: UnknownTransaction, TransactionState, TransactionTooLarge, UnknownTopic, SequenceGap,
+        UnknownProducer.
         """
         self._beginnings.send(epoch, piece, done)
 
@@ -114,10 +124,10 @@ class TransactionHandler:
     def prepare(
         self, xid: str, epoch: int, ttl_ms: int | None, offsets: Sequence[Any], session: Caller, done: Done
     ) -> None:
-        """`done(Prepared)` once that is forced; again for one that is prepared already.
+        """Prepare a transaction; `done(PrepareResult)` once durable, also if it is already prepared.
 
-        UnknownTransaction, StaleEpoch, TransactionState, TransactionCommitted, TransactionRolledBack,
-        HeuristicOutcome, UnknownTopic, Fenced, NotAllowed, GroupStale, GroupFenced.
+        Errors: UnknownTransaction, StaleEpoch, TransactionState, TransactionCommitted,
+        TransactionRolledBack, HeuristicOutcome, UnknownTopic, Fenced, NotAllowed, GroupStale, GroupFenced.
         """
         self._preparing.prepare(xid, epoch, ttl_ms, offsets, session, done)
 
@@ -139,41 +149,53 @@ class TransactionHandler:
 
     @answered
     def rollback(self, xid: str, epoch: int, heuristic: bool, done: Done) -> None:
-        """`done(RolledBack)`. UnknownTransaction, StaleEpoch, TransactionCommitted, HeuristicOutcome."""
+        """Roll back; `done(RollbackResult)`.
+
+        Errors: UnknownTransaction, StaleEpoch, TransactionCommitted, HeuristicOutcome.
+        """
         self._endings.rollback(xid, epoch, heuristic, done)
 
     @answered
     def forget(self, xid: str, epoch: int, done: Done) -> None:
-        """Drops a heuristic outcome for good; `done(whether there was one)`. TransactionState."""
+        """Forget a heuristic outcome; `done(True)`, or `done(False)` if there was none.
+
+        Errors: TransactionState.
+        """
         self._endings.forget(xid, epoch, done)
 
     @answered
     def transact(self, request: Transact, session: Caller, done: Done) -> None:
-        """`done(Ended)`: begin, sends and commit in one. Errors as those."""
+        """Begin, send and commit in one request; `done(CommitResult)`. Errors: as those commands."""
         self._transacting.transact(request, session, done)
 
-    # Looking
+    # Queries
 
     def list(
         self, states: Sequence[str] | None, after_epoch: int, limit: int, group: str = ""
     ) -> tuple[Maps, bool, int]:
-        """(rows by epoch as LIST_TRANSACTIONS has them, whether there are more, the epoch behind which they are).
+        """Return a page of transactions: (rows by epoch, whether there are more, last epoch).
 
-        `states` None: those that need somebody. `group` "": of every producer group. A page looks at a bounded number,
-        so it may be short or empty although there are more."""
+        The next page continues after the last epoch. Rows are as in LIST_TRANSACTIONS. `states` None
+        selects transactions that need an operator's attention. `group` "" selects all producer groups. A
+        page scans a bounded number of transactions, so it may be short or empty although there are more.
+        """
         return self._listing.page(states, after_epoch, limit, group)
 
     def describe(self, xid: str, epoch: int) -> dict[str, Any]:
-        """One row and more, with `state` "unknown" for what is not known; epoch 0 means the latest."""
+        """Return the details of one transaction; epoch 0 means the latest.
+
+        Unknown: `state` "unknown".
+        """
         return self._listing.describe(xid, epoch)
 
     def status(self) -> dict[str, Any]:
-        """What STATUS says under "transactions"."""
+        """Return the "transactions" part of STATUS."""
         return self._listing.status()
 
     def await_checks(self, group: str, wait_ms: int, session: Caller, done: Done) -> Callable[[], None]:
-        """`done(list of Check)` when there is something to ask, [] after `wait_ms`. The answer is what ends the
-        wait: then `done([])` comes at once, unless an answer came before.
+        """Wait for check-back queries: `done(queries)`, or `done([])` after `wait_ms`.
+
+        Returns: a function that ends the wait with `done([])`; no effect once `done` was called.
         """
         if self.stopping:
             done(None, Busy(rejections.STOPPING))
@@ -184,28 +206,31 @@ class TransactionHandler:
 
     @answered
     def commit_group(self, request: GroupCommit, done: Done) -> None:
-        """`done(GroupEnded)`. GroupStale, GroupFenced, GroupIncomplete, NotAllowed, BadRequest."""
+        """Commit all named members atomically; `done(GroupCommitResult)`.
+
+        Errors: GroupStale, GroupFenced, GroupIncomplete, NotAllowed, BadRequest.
+        """
         self._groups.commit(request, done)
 
     @answered
     def abort_group(self, group: str, sequence: int, run: str, done: Done) -> None:
-        """`done(GroupAborted)`. NotAllowed."""
+        """Fence a run of a commit group; `done(GroupAbortResult)`. Errors: NotAllowed."""
         self._groups.abort(group, sequence, run, done)
 
     def list_groups(self, after: str, limit: int) -> tuple[Maps, bool]:
-        """(one map a commit group, by name from the one behind `after` on; whether there are more)."""
+        """Return (rows of commit groups with names above `after`, in order, whether there are more)."""
         return self._groups.rows(after, limit)
 
     @answered
     def forget_group(self, group: str, done: Done) -> None:
-        """`done(whether there was one)`."""
+        """Forget a commit group; `done(True)`, or `done(False)` if there was none."""
         self._groups.forget(group, done)
 
     # Events
 
     def session_lost(self, session: Caller) -> None:
-        """Local transactions of that session end unless they are prepared or decided; so do its waits. After the stop
-        nothing does: the next start finds no open ones."""
+        """End the local open transactions and the check-back waits of a closed session."""
+        # After the stop nothing needs to end: recovery rolls back open transactions.
         if self.over:
             return
         self._books.checks.session_lost(session)
@@ -213,18 +238,18 @@ class TransactionHandler:
             self._end_open(epoch)
 
     def topic_gone(self, incarnation: int) -> None:
-        """What waits for partitions of that incarnation need wait no longer: its messages are dropped."""
+        """Drop effects on partitions of a deleted topic, by its incarnation."""
         self._applier.topic_gone(incarnation)
 
     def resumed(self, key: int) -> None:
-        """A target takes writes again: what it lost is applied again, and what is parked there goes on."""
+        """Handle a target that accepts writes again: reapply lost effects and continue waiting ones."""
         self._applier.resumed(key)
 
     def _expired(self, epoch: int) -> None:
         self._end_open(epoch)
 
     def _end_open(self, epoch: int) -> None:
-        """An unprepared one ends. While its prepare or commit is on the way, that decides."""
+        """Roll back an open transaction. If its prepare or commit is being written, that decides."""
         transaction = self._store.transactions.get(epoch)
         if transaction is None:
             return
@@ -234,7 +259,7 @@ class TransactionHandler:
             live_of(transaction).orphan = True
 
     def _outlived(self, epoch: int) -> None:
-        """The time of a prepared member of a commit group is over."""
+        """Roll back an expired, prepared member of a commit group."""
         transaction = self._store.transactions.get(epoch)
         if transaction is None:
             return
@@ -242,15 +267,15 @@ class TransactionHandler:
         if transaction.state == states.PREPARED and not self._books.busy(transaction):
             self._steps.drop(transaction)
 
-    # Turning
+    # Turns, start and stop
 
     @property
     def due(self) -> bool:
-        """Whether `write` has something to do that need not wait for a worker, a force or the time."""
+        """Whether `write` can do something now, without waiting for a worker, an fsync or a timer."""
         return self._store.due or self._applier.due
 
     def write(self) -> bool:
-        """The turn's end: journals what was asked, hands out what is to be applied; whether it did anything."""
+        """Write queued records and start effects, at the end of a turn; False if there was no work."""
         wrote = self._store.write()
         wrote = self._applier.write() or wrote
         self._look_whether_done()
@@ -269,10 +294,10 @@ class TransactionHandler:
         stopped()
 
     def recover(self, done: Callable[[], None]) -> None:
-        """Before the listener opens: what is prepared waits as before, with its offsets locked; what was decided
-        is applied. `done()` when all of it is written, or waits for a target that takes nothing.
+        """Restore prepared transactions with their offset locks, and apply decided ones.
 
-        The caller turns (`write`, then the destination's writes, then `tick`) until then.
+        Call this before the listener opens, then run turns (`write`, the destination's writes, `tick`)
+        until `done()`: all decisions are then written or wait for a blocked target.
         """
         self._recovered = done
         self._books.restore()
@@ -283,8 +308,10 @@ class TransactionHandler:
         self._tending = self._timers.after(TEND_SECONDS, self._tend, deferrable=True)
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Takes no more requests; `done()` when nothing of it is under way, and what was applied is forced where
-        that can be. The store is closed by its owner; the caller turns until then.
+        """Reject new requests.
+
+        `done()` when nothing is pending and effects are fsynced where possible. The caller runs turns until
+        then; the owner closes the store afterwards.
         """
         self.stopping = True
         self._stopped = done
@@ -294,4 +321,4 @@ class TransactionHandler:
 
 
 def _nothing() -> None:
-    """A wait that is over already."""
+    """Do nothing: cancels a wait that has already ended."""

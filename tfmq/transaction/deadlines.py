@@ -1,8 +1,4 @@
-"""When the time of a transaction is over: one heap and one timer for any number of them.
-
-Times are monotonic. What was cleared or moved stays in the heap until it comes up or too much of the heap is
-such; so setting and clearing cost a logarithm at most.
-"""
+"""Deadlines of transactions, in one heap with one timer."""
 
 import heapq
 from collections.abc import Callable
@@ -11,11 +7,21 @@ from typing import Any, Final
 from tfmq.transaction.requests import Timers
 
 DEAD_MIN: Final = 1024
-"""Below this many dead entries a clean-up of the heap is not worth its pass."""
+"""With fewer stale entries than this the heap is not rebuilt.
+
+The pass would cost more than it saves.
+
+The pass would cost more than it saves.
+"""
 
 
 class Deadlines:
-    """Calls `over(epoch)` in the first tick at or behind the epoch's time; never before it, and once."""
+    """Monotonic deadlines by epoch.
+
+    Calls `expired(epoch)` once, in the first tick at or after the deadline. Cleared and replaced entries
+    stay in the heap until they reach the top or outnumber the live ones, so setting and clearing cost at
+    most a logarithm.
+    """
 
     def __init__(self, timers: Timers, over: Callable[[int], None]) -> None:
         self._timers, self._over = timers, over
@@ -31,7 +37,7 @@ class Deadlines:
         return epoch in self._times
 
     def set(self, epoch: int, seconds: float) -> None:
-        """`over(epoch)` in `seconds` from now, and not at the time set before, if any."""
+        """Set the deadline of `epoch` to `seconds` from now; replaces an earlier deadline."""
         due = self._timers.now() + seconds
         self._times[epoch] = due
         heapq.heappush(self._heap, (due, epoch))
@@ -39,11 +45,11 @@ class Deadlines:
         self._arm()
 
     def clear(self, epoch: int) -> None:
-        """It will not be called; harmless if nothing is set."""
+        """Remove the deadline; no effect if none is set."""
         self._times.pop(epoch, None)
 
     def close(self) -> None:
-        """Nothing is called any more."""
+        """Remove all deadlines and cancel the timer."""
         self._times.clear()
         self._heap.clear()
         self._disarm()
@@ -54,7 +60,7 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def _arm(self) -> None:
-        """One timer, for the earliest; one that was set too early only looks and arms again."""
+        """Start the timer for the earliest deadline. A timer that fires too early restarts itself."""
         if not self._heap:
             return
         due = self._heap[0][0]

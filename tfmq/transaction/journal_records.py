@@ -1,8 +1,8 @@
-"""The operations of the transaction journal: what each record says, packed and unpacked.
+"""Operations of the transaction journal: their fields, encoding and decoding.
 
-A payload is one msgpack array. Its fields are only ever added to, at the end: a reader takes those that it
-knows and gives those that an older writer left out their defaults; docs/formats/operations.md has the table.
-Unpacking raises `ValueError` for whatever does not fit, and nothing else.
+A payload is one msgpack array. New fields are only added at its end: a reader ignores unknown fields and
+uses defaults for those that an older writer omitted. docs/formats/operations.md has the table. Decoding
+raises `ValueError` for every malformed payload, and nothing else.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,18 +28,19 @@ from tfmq.apply_target import GroupPlaces
 from tfmq.transaction.requests import Member
 
 PLACE_FIELDS: Final = 5
-"""Of a place of `GroupPlaces`."""
+"""Number of fields of one partition's offset in `GroupPlaces`."""
 
 Topics: TypeAlias = Sequence[tuple[int, str]]
-"""(log id, name of the topic), for people: names change hands, log ids never."""
+"""(log id, topic name) for display: a topic name may be reused, a log id never."""
 
 
 class Origin(NamedTuple):
-    """Who began a transaction, under which name; it never changes.
+    """Origin of a transaction: its name and the request that began it. Immutable.
 
-    `xid` "" has no name at all (a whole transaction in one frame); `local`: it ends with its session.
-    (`producer_id`, `number`) name the request that began it, so that it can be repeated. `group`: the producer
-    group that is asked about it. `owner`: the client, for people. `began_ms`: wall clock.
+    An empty `xid` means no name (a whole transaction in one frame). A `local` transaction ends with its
+    session. (`producer_id`, `number`) identifies the begin request, so that a repeated one is recognised.
+    `group` is the producer group for check-back. `owner` is the client, for display. `began_ms` is wall
+    clock time.
     """
 
     xid: str
@@ -53,8 +54,10 @@ class Origin(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """`messages`: how many it has, so that a start knows whether it has found them all. `expires_ms`: wall clock time
-    after which a member of a commit group may be dropped; 0 never.
+    """Prepare record of a transaction.
+
+    `messages` is its message count, with which recovery checks that none is missing. `expires_ms` is the
+    wall clock time after which a member of a commit group may be rolled back; 0 for never.
     """
 
     epoch: int
@@ -67,21 +70,24 @@ class Prepare(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The decision over a prepared transaction."""
+    """Commit decision of a prepared transaction."""
 
     epoch: int
     time_ms: int
 
 
 class Rollback(NamedTuple):
-    """The end of a prepared transaction."""
+    """Rollback of a prepared transaction."""
 
     epoch: int
     time_ms: int
 
 
 class LocalCommit(NamedTuple):
-    """The decision over a transaction that was not prepared, with all that a prepare would have said."""
+    """Commit decision of an unprepared transaction.
+
+    Has the fields that a prepare record would have.
+    """
 
     epoch: int
     time_ms: int
@@ -92,7 +98,7 @@ class LocalCommit(NamedTuple):
 
 
 class LocalRollback(NamedTuple):
-    """The end of a transaction that was not prepared."""
+    """Rollback of an unprepared transaction."""
 
     epoch: int
     time_ms: int
@@ -100,28 +106,31 @@ class LocalRollback(NamedTuple):
 
 
 class HeuristicCommit(NamedTuple):
-    """An operator's decision over a prepared transaction."""
+    """An operator's commit decision of a prepared transaction."""
 
     epoch: int
     time_ms: int
 
 
 class HeuristicRollback(NamedTuple):
-    """An operator's end of a prepared transaction."""
+    """An operator's rollback of a prepared transaction."""
 
     epoch: int
     time_ms: int
 
 
 class Forget(NamedTuple):
-    """A heuristic outcome was seen by whom it concerns."""
+    """An operator's request to forget a heuristic outcome."""
 
     epoch: int
     time_ms: int
 
 
 class Epochs(NamedTuple):
-    """Epochs below `end` may have been given out. `key`: 16 random bytes, those of the first record count."""
+    """Lease of epochs: those below `end` may be in use. `key`: 16 random bytes.
+
+    The first record's key is used.
+    """
 
     end: int
     time_ms: int
@@ -129,10 +138,11 @@ class Epochs(NamedTuple):
 
 
 class GroupCommit(NamedTuple):
-    """One decision over all `members` (epochs, in the order that numbers their messages); `dropped` end with it.
+    """One commit decision for all `members`.
 
-    `rows`: what the writer counted, to recognise another total under the same sequence. Without members it only
-    drops what a repeated commit left over.
+    The transactions in `dropped` are rolled back with it. `members` and `dropped` are epochs; the order of
+    `members` defines the message ordinals. `rows` is the writer's row count, to detect a different total
+    under the same sequence. Without members the record only rolls back leftovers of a repeated commit.
     """
 
     group: str
@@ -145,7 +155,10 @@ class GroupCommit(NamedTuple):
 
 
 class GroupAbort(NamedTuple):
-    """`run` of the group is fenced while `sequence` is not committed; `dropped` (epochs) end with it."""
+    """Fence of `run` while `sequence` is not committed.
+
+    The epochs in `dropped` are rolled back with it.
+    """
 
     group: str
     sequence: int
@@ -155,7 +168,7 @@ class GroupAbort(NamedTuple):
 
 
 class GroupForget(NamedTuple):
-    """The group's sequences are forgotten, by the operator's word."""
+    """An operator's request to forget the sequences of a commit group."""
 
     group: str
     time_ms: int
@@ -178,7 +191,10 @@ Operation: TypeAlias = (
 
 
 def _known(fields: Any, *kinds: type) -> Sequence[Any]:
-    """The first fields, each of its kind; what is behind them is a later version's. Raises TypeError."""
+    """Return the first fields after a type check; later fields are from newer versions.
+
+    Raises: TypeError.
+    """
     if type(fields) is not tuple:
         raise TypeError(f"an array is expected, not {type(fields).__name__}")
     for value, kind in zip(fields, kinds, strict=False):
@@ -189,7 +205,10 @@ def _known(fields: Any, *kinds: type) -> Sequence[Any]:
 
 
 def origin_of(fields: Any) -> Origin:
-    """An `Origin` that was packed. Raises TypeError."""
+    """Decode an `Origin`.
+
+    Raises: TypeError.
+    """
     known = _known(fields, str, bool, int, int, int, str, str)
     origin = Origin(*known)
     member = fields[len(known)] if len(fields) > len(known) else None
@@ -197,7 +216,10 @@ def origin_of(fields: Any) -> Origin:
 
 
 def topics_of(rows: Sequence[Any]) -> tuple[tuple[int, str], ...]:
-    """Topics that were packed. Raises TypeError, ValueError."""
+    """Decode the topics of a transaction.
+
+    Raises: TypeError, ValueError.
+    """
     found = []
     for row in rows:
         log_id, name = _known(row, int, str)
@@ -206,14 +228,17 @@ def topics_of(rows: Sequence[Any]) -> tuple[tuple[int, str], ...]:
 
 
 def offsets_of(rows: Sequence[Any]) -> tuple[GroupPlaces, ...]:
-    """Groups' places that were packed. Raises TypeError, ValueError."""
+    """Decode consumer offsets of groups.
+
+    Raises: TypeError, ValueError.
+    """
     found = []
     for row in rows:
         group, generation, places = _known(row, str, int, tuple)
-        for place in places:
-            if len(_known(place, int, int, int, int, int)) != PLACE_FIELDS:
-                raise TypeError("a group's place that is too short")
-        found.append(GroupPlaces(group, generation, tuple(place[:PLACE_FIELDS] for place in places)))
+        for partition in places:
+            if len(_known(partition, int, int, int, int, int)) != PLACE_FIELDS:
+                raise TypeError("a group offset with too few fields")
+        found.append(GroupPlaces(group, generation, tuple(partition[:PLACE_FIELDS] for partition in places)))
     return tuple(found)
 
 
@@ -236,13 +261,13 @@ def _local_rollback(epoch: int, fields: Any) -> LocalRollback:
 
 
 def _group_commit(epoch: int, fields: Any) -> GroupCommit:
-    said = GroupCommit(*_known(fields, str, int, str, int, tuple, tuple, int))
-    return said._replace(members=_epochs(said.members), dropped=_epochs(said.dropped))
+    record = GroupCommit(*_known(fields, str, int, str, int, tuple, tuple, int))
+    return record._replace(members=_epochs(record.members), dropped=_epochs(record.dropped))
 
 
 def _group_abort(epoch: int, fields: Any) -> GroupAbort:
-    said = GroupAbort(*_known(fields, str, int, str, tuple, int))
-    return said._replace(dropped=_epochs(said.dropped))
+    record = GroupAbort(*_known(fields, str, int, str, tuple, int))
+    return record._replace(dropped=_epochs(record.dropped))
 
 
 def _epochs(found: Sequence[Any]) -> Sequence[int]:
@@ -280,13 +305,13 @@ KINDS: Final[dict[type, int]] = {
 }
 
 _OF_ONE: Final = frozenset(kind for kind in KINDS if "epoch" in kind._fields)  # type: ignore[attr-defined]
-"""Those whose epoch stands in the journal's own header, and not in the payload."""
+"""Operations whose epoch is in the journal entry's header, not in the payload."""
 
 _pack: Final = msgpack.Packer(autoreset=True).pack
 
 
 def pack(operation: Operation) -> tuple[int, int, bytes]:
-    """(kind, epoch or 0, payload), as the journal takes them."""
+    """Encode an operation as (kind, epoch or 0, payload) for the journal."""
     kind = type(operation)
     if kind in _OF_ONE:
         return KINDS[kind], operation[0], _pack(operation[1:])  # type: ignore[return-value]
@@ -294,7 +319,10 @@ def pack(operation: Operation) -> tuple[int, int, bytes]:
 
 
 def unpack(kind: int, epoch: int, payload: bytes) -> Operation:
-    """The operation that `pack` was given. Raises ValueError."""
+    """Decode the result of `pack`.
+
+    Raises: ValueError.
+    """
     reader = _READERS.get(kind)
     if reader is None:
         raise ValueError(f"an operation of the unknown kind {kind}; a later version may know it")

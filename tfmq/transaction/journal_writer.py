@@ -1,12 +1,4 @@
-"""What waits to be written to the transaction journal, and for its force.
-
-Entries queued during a turn are one append, in the order in which they came; each item is in the journal as a whole or
-not at all. Then they are folded, and then whoever waits is told. While the journal begins a new file, in a worker,
-the queue waits and owns its bytes.
-
-If an append is refused, everything queued is refused with it: what came behind may have been accepted only because of
-what was to be written before it.
-"""
+"""Queue of entries for the transaction journal, and of callbacks that wait for their fsync."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,30 +15,41 @@ from tfmq.transaction.model import Piece, Transaction
 from tfmq.transaction.transaction_table import Ledger
 
 APPEND_BYTES: Final = 8 << 20
-"""One append takes no more, unless one item alone is larger: it does not keep the broker from everything else."""
+"""Limit of one append, so that the owner's thread is not blocked; one item may exceed it."""
 
 CACHED_BYTES: Final = 64 << 10
-"""Messages of a transaction that came whole, and is not larger, stay in memory until they are in their partitions."""
+"""Up to this size, transactions sent in one request stay in memory until they are applied."""
 CACHED_BYTES_MAX: Final = 32 << 20
-"""Of all such transactions together; the others are read from the journal again."""
+"""Total of all transactions kept in memory; others are read from the journal again."""
 
 Written: TypeAlias = Callable[[int, BaseException | None], None]
-"""written(place, None) once an entry is in the journal at `place` and folded, not forced yet; written(0, error) if
-nothing has changed. Nothing was written then, unless it is a MaybeWritten. Errors: journal.errors.Full (go on when
-there is space), Stopped, others of the journal, OSError."""
+"""written(lsn, None) once an entry is in the journal and applied, not fsynced.
+
+Written(0, error) on failure. After an error nothing has changed. Nothing was written either, unless it is
+an UncertainWrite. Errors: journal.errors.Full (retry when there is space), Stopped, other journal errors,
+OSError.
+"""
 
 Waiter: TypeAlias = Callable[[BaseException | None], None]
+"""waiter(None) when the requested data is durable.
+
+Waiter(error) if it cannot become durable.
+"""
 Run: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
+"""run(work, done): `work()` runs in a worker, `done(result, error)` in the owner's thread."""
 Force: TypeAlias = Callable[[JournalStore, int, Waiter], None]
+"""force(journal, end, waiter): request an fsync of the journal up to LSN `end`."""
 
 
 class MaybeWritten(Stopped):
-    """The disk failed in the middle of the append: a start takes every entry that it finds whole, so nobody knows
-    before whether this one is among them."""
+    """The disk failed during an append, so the entries may or may not be in the journal.
+
+    Recovery accepts every entry that it finds complete; until then the outcome is unknown.
+    """
 
 
 class Item:
-    """Messages of one transaction and an operation behind them, either of which may be missing."""
+    """Messages of one transaction and an operation that follows them; either may be absent."""
 
     __slots__ = (
         "contents",
@@ -72,7 +75,7 @@ class Item:
         self.operation = operation
         self.written = written
         self.refused = refused
-        """Takes back what was changed when it was queued."""
+        """Reverts the changes made when the item was queued; called if the write fails."""
         contents: list[entries.Content] = list(messages)
         size = count = 0
         for message in messages:
@@ -87,7 +90,7 @@ class Item:
         self.size_bytes = size
 
     def own(self) -> None:
-        """Takes a copy of bytes that are not its own."""
+        """Copy message data that the item does not own."""
         for number, message in enumerate(self.messages):
             if not isinstance(message.data, bytes):
                 own = message._replace(data=bytes(message.data))
@@ -95,11 +98,19 @@ class Item:
 
 
 class JournalQueue:
-    """See the module. One owner's thread."""
+    """Writes queued items to the transaction journal. Used by one thread only.
 
-    def __init__(self, journal: JournalStore, ledger: Ledger, *, force: Force, run: Run) -> None:
+    All items queued during a turn are one append, in order; each is in the journal completely or not at
+    all. After the append the entries are applied to the table, then the `written` callbacks are called.
+    While a worker starts a new journal file, items wait and own their data.
+
+    If an append fails, everything queued fails with it: later items may have been accepted only because of
+    the earlier ones.
+    """
+
+    def __init__(self, journal: JournalStore, table: Ledger, *, force: Force, run: Run) -> None:
         self._journal = journal
-        self._ledger = ledger
+        self._ledger = table
         self._force = force
         self._run = run
         self._queue: deque[Item] = deque()
@@ -107,10 +118,10 @@ class JournalQueue:
         self._wanted = 0
         self._flushing = False
         self.working = False
-        """The journal begins a new file in a worker."""
+        """Whether a worker is starting a new journal file."""
         self.cached_bytes = 0
 
-    # What is queued
+    # Queue
 
     def put(
         self,
@@ -121,7 +132,7 @@ class JournalQueue:
         pieces: Sequence[Piece] = (),
         refused: Callable[[], None] | None = None,
     ) -> None:
-        """Queues messages of `transaction` and an operation; see `Item`."""
+        """Queue messages of `transaction` and an operation; the arguments are as in `WriteRequest`."""
         messages: list[AppendMsg] = []
         if transaction is not None and pieces:
             epoch = transaction.epoch
@@ -133,6 +144,7 @@ class JournalQueue:
         self.add(Item(transaction, messages, operation, written, refused))
 
     def add(self, item: Item) -> None:
+        """Queue an item."""
         if self.working:
             item.own()
         self._queue.append(item)
@@ -144,12 +156,16 @@ class JournalQueue:
 
     @property
     def idle(self) -> bool:
+        """Whether nothing is queued, being written or waiting for an fsync."""
         return not self._queue and not self.working and not self._waiting
 
     # Writing
 
     def write(self) -> bool:
-        """Writes what is queued, asks for the forces that are waited for; whether there was anything to do."""
+        """Write queued items and request the fsyncs that callbacks wait for.
+
+        False if there was no work.
+        """
         if not self.due:
             return False
         while self._queue and not self.working:
@@ -168,7 +184,7 @@ class JournalQueue:
         return True
 
     def _gather(self) -> list[Item]:
-        """The first of the queue that fit one append; at least one."""
+        """Remove and return the first items that fit one append; at least one."""
         items = [self._queue.popleft()]
         size = items[0].size_bytes
         while self._queue and size + self._queue[0].size_bytes <= APPEND_BYTES:
@@ -204,30 +220,31 @@ class JournalQueue:
                 self._refuse(items, error)
             return
         last = self._fold(items, places)
-        for item, place in zip(items, last, strict=True):
-            item.written(place, None)
+        for item, lsn in zip(items, last, strict=True):
+            item.written(lsn, None)
 
     def _fold(self, items: list[Item], places: list[int]) -> list[int]:
-        """Every entry in order; the place of the last one of each item."""
-        ledger = self._ledger
+        """Apply every entry to the table, in order; return the LSN of each item's last entry."""
+        table = self._ledger
         at = 0
         last = []
         for item in items:
             for message in item.messages:
-                ledger.message(places[at], message)
+                table.message(places[at], message)
                 at += 1
             if item.transaction is not None:
                 item.transaction.queued -= item.count
             if item.operation is not None:
                 if item.messages:
                     self._cache(item)
-                ledger.enter(places[at], item.operation)
+                table.enter(places[at], item.operation)
                 at += 1
             last.append(places[at - 1])
         return last
 
     def _refuse(self, items: list[Item], error: BaseException) -> None:
-        """Nothing of them, and of what came behind, is going to be written; of these, nothing was for sure."""
+        """Fail `items` and everything queued after them."""
+        # Only `items` may be partly written; later ones certainly are not.
         behind = Stopped(error.reason) if isinstance(error, MaybeWritten) else error
         count = len(items)
         refused = [*items, *self._queue]
@@ -242,7 +259,7 @@ class JournalQueue:
             item.written(0, error if number < count else behind)
 
     def _cache(self, item: Item) -> None:
-        """A small transaction that came whole goes to its partitions in a moment: it need not be read again."""
+        """Keep a small transaction that was sent in one request in memory until it is applied."""
         transaction = item.transaction
         if (
             transaction is not None
@@ -257,23 +274,26 @@ class JournalQueue:
             ]
 
     def uncache(self, transaction: Transaction) -> None:
-        """Its messages are in their partitions."""
+        """Free the cached batches of an applied transaction."""
         if transaction.cached is not None:
             transaction.cached = None
             self.cached_bytes -= transaction.size_bytes
 
-    # Forcing
+    # Fsync
 
-    def when_forced(self, place: int, waiter: Waiter) -> None:
-        """`waiter(None)` once the entry at `place` is on the disk, `waiter(error)` if the journal stops before."""
-        if place < self._journal.forced_offset:
+    def when_forced(self, lsn: int, waiter: Waiter) -> None:
+        """Call `waiter(None)` once the entry at `lsn` is durable.
+
+        Calls `waiter(error)` if the journal stops first.
+        """
+        if lsn < self._journal.forced_offset:
             waiter(None)
         else:
             self._waiting.append(waiter)
-            self._wanted = max(self._wanted, place + 1)
+            self._wanted = max(self._wanted, lsn + 1)
 
     def _ask(self) -> None:
-        """One force for all who began to wait in this turn."""
+        """Request one fsync for all callbacks added in this turn."""
         if self._journal.flush_due and not self._flushing:
             self._flushing = True
             self.when_forced(self._journal.end_offset - 1, self._flushed)
@@ -283,7 +303,7 @@ class JournalQueue:
             self._force(self._journal, wanted, partial(_tell, waiting))
 
     def _forget_ended(self) -> None:
-        """Those whose end is on the disk by now."""
+        """Remove rolled back transactions whose record is durable by now."""
         ending, forced = self._ledger.ending, self._journal.forced_offset
         while ending and (first := next(iter(ending.values()))).place < forced:
             del ending[first.epoch]

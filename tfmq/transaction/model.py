@@ -1,7 +1,7 @@
-"""One transaction as the broker's memory has it: who began it, how far it is, and where its messages lie.
+"""In-memory model of a transaction: its origin, state, batch locations and commit decision.
 
-Messages live in the journal; what is kept here of a batch is 24 bytes, so that a transaction of gigabytes
-costs kilobytes.
+Message data stays in the journal. Memory holds 24 bytes per batch, so a transaction of gigabytes costs
+kilobytes.
 """
 
 import sys
@@ -18,41 +18,41 @@ from tfmq.transaction.journal_records import Origin
 Buffer = bytes | bytearray | memoryview
 
 WORDS: Final = 3
-"""Numbers kept of a batch: its place in the journal, its log's id, and its count and size in one."""
+"""Words stored per batch: its LSN, its log id, and message count and size packed into one."""
 
 ENTRY_BYTES: Final = HEADER_SIZE + MESSAGES.size
-"""What a batch has in the journal beside its messages and blocks: of tiny ones the greater part."""
+"""Journal overhead of one batch without its blocks; exceeds the messages of tiny batches."""
 
 SIZE_BITS: Final = 32
 SIZE_MASK: Final = (1 << SIZE_BITS) - 1
 
 ROW_WORDS: Final = 4
-"""Numbers of a row of `Decision.rows`."""
+"""Words per row of `Decision.partition_rows`."""
 
 LOST: Final = 0
-"""The log id of messages that a repair of the journal lost: they keep their numbers, and go nowhere."""
+"""Log id of messages lost in a journal repair: they keep their ordinals but are not applied."""
 
 NOTHING: Final = array("Q")
 
 
 class Piece(NamedTuple):
-    """A batch on its way into a transaction. `topic` is for people, `blocks` and `data` as
-    `journal.record.batch.Batch`.
+    """A batch being sent into a transaction.
 
-    `data` need only stay unchanged until the turn ends: the store takes a copy of what must wait longer.
+    `topic` is only displayed. `blocks` and `data` are as in `journal.record.batch.Batch`. `data` must stay
+    unchanged until the end of the turn; the journal writer copies it if it is needed for longer.
     """
 
     log_id: int
     topic: str
     producer_id: int
     sequence: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used here
     blocks: Sequence[tuple[int, int, int]]
     data: Buffer
 
 
 class Location(NamedTuple):
-    """Where one batch lies: `place` of its entry in the journal; `count` messages of `size_bytes` in all."""
+    """Location of one batch: LSN of its journal entry, and count and size of its messages."""
 
     place: int
     log_id: int
@@ -61,52 +61,57 @@ class Location(NamedTuple):
 
 
 class Locations(array):  # type: ignore[type-arg]
-    """The batches of a transaction in the order sent, packed; `array` in all but the views by row."""
+    """Batch locations of one transaction in send order, packed into an array of 64-bit words."""
 
     __slots__ = ()
 
     def __new__(cls, words: Sequence[int] | bytes = ()) -> "Locations":
         return super().__new__(cls, "Q", words)  # type: ignore[return-value]
 
-    def add(self, place: int, log_id: int, count: int, size_bytes: int) -> None:
-        self.extend((place, log_id, count << SIZE_BITS | size_bytes))
+    def add(self, lsn: int, log_id: int, count: int, size_bytes: int) -> None:
+        """Append the location of one batch."""
+        self.extend((lsn, log_id, count << SIZE_BITS | size_bytes))
 
     @property
     def rows(self) -> int:
-        """How many batches."""
+        """The number of batches."""
         return len(self) // WORDS
 
     def __call__(self) -> Iterator[Location]:
-        """Every batch in turn."""
-        for place, log_id, both in zip(self[0::WORDS], self[1::WORDS], self[2::WORDS], strict=True):
-            yield Location(place, log_id, both >> SIZE_BITS, both & SIZE_MASK)
+        """Yield the location of every batch, in send order."""
+        for lsn, log_id, count_size in zip(self[0::WORDS], self[1::WORDS], self[2::WORDS], strict=True):
+            yield Location(lsn, log_id, count_size >> SIZE_BITS, count_size & SIZE_MASK)
 
 
 def packed(words: "array[int]") -> bytes:
-    """Locations as bytes, big-endian on every machine; `words` is not used again."""
+    """Return the locations as big-endian bytes. `words` must not be used afterwards."""
     if sys.byteorder == "little":
         words.byteswap()
     return words.tobytes()
 
 
 def unpacked(data: bytes) -> Locations:
-    """What `packed` was given. Raises ValueError."""
+    """Decode the result of `pack_locations`.
+
+    Raises: ValueError.
+    """
     locations = Locations()
     locations.frombytes(data)
     if len(locations) % WORDS:
-        raise ValueError("locations that end inside one")
+        raise ValueError("batch locations that end inside a location")
     if sys.byteorder == "little":
         locations.byteswap()
     return locations
 
 
 class Transaction:
-    """See the module. Made by the store; only the store's folds change what is durable of it.
+    """One transaction, created by the store; only journal entries change its durable fields.
 
-    `state` one of `states`; `topics` log id -> name; `offsets` of groups, known from the prepare or the decision
-    on. `prepared_ms`, `expires_ms` (0 never), `decided_ms`: wall clock, 0 if not. `decision`: None before it is
-    decided. `settled`: nothing of it is needed in the journal any more. `lost`: messages that a repair of the
-    journal lost; they are counted in `messages`. `live` belongs to the handler: sessions, timers, who waits.
+    `state` is one of `states.STATES`. `topics` maps log ids to topic names. `offsets` are the consumer
+    offsets to commit, known from the prepare or commit record on. `prepared_ms`, `expires_ms` and
+    `decided_ms` are wall clock times, 0 if unset. `decision` is None until the commit. `obsolete` is set
+    when the journal no longer needs the messages. `lost_messages` counts messages lost in a journal repair;
+    `messages` includes them. `runtime` is the `TransactionRuntimeState`: what is not durable.
     """
 
     __slots__ = (
@@ -141,36 +146,39 @@ class Transaction:
         self.locations = Locations()
         self.messages = self.lost = 0
         self.queued = 0
-        """Messages that are on their way to the journal."""
+        """Messages queued for the journal and not yet written."""
         self.size_bytes = 0
-        """Of its messages, once each."""
+        """Total size of its messages."""
         self.place = 0
-        """Of the record that made its state; 0 if an earlier life wrote it, or none did."""
+        """LSN of the record that led to `state`; 0 without one, or if an earlier process wrote it."""
         self.decision: Decision | None = None
         self.settled = False
         self.cached: Sequence[Batch] | None = None
-        """All its batches while they are few, small, and not yet in their partitions."""
+        """All its batches, if they are small enough to keep in memory until they are applied."""
         self.files: list[int] = []
-        """Places at which the journal's files are held for it, one in each."""
+        """LSNs that hold references to journal files, one per file."""
         self.live: Any = None
 
     @property
     def xid(self) -> str:
+        """The name of the transaction."""
         return self.origin.xid
 
     def places(self) -> Iterator[int]:
-        """Where its batches lie in the journal."""
+        """Iterate over the LSNs of its batches in the journal."""
         return filter(None, self.locations[0::WORDS])
 
     @property
     def empty(self) -> bool:
-        """No messages are in it, or on their way."""
+        """Whether it has no messages, written or queued."""
         return not self.messages and not self.queued
 
 
 class Target(NamedTuple):
-    """What a decision brings to one partition. `last`: the number of its last message, which is the low part of
-    the position that says that all of it is there.
+    """The part of a decision for one partition.
+
+    `last_ordinal` is the ordinal of its last message. Once the partition's applied position reaches it, the
+    whole part is applied.
     """
 
     log_id: int
@@ -194,16 +202,16 @@ class Slice(NamedTuple):
 
 
 class Decision:
-    """A commit that is in the journal at `place`: of one transaction, or of all members of a commit group.
+    """A commit recorded in the journal, of one transaction or of all members of a commit group.
 
-    Messages are numbered from 1 over all transactions in their order, each one's batches in the order sent. That
-    numbering never changes, so it says after any crash how far a partition has come.
+    Messages are numbered from 1 over all transactions in order, and within each in send order. The
+    numbering never changes, so after any crash an ordinal shows how much of the decision a partition has.
     """
 
     __slots__ = ("_plans", "_targets", "place", "time_ms", "transactions")
 
-    def __init__(self, place: int, time_ms: int, transactions: Sequence[Transaction]) -> None:
-        self.place = place
+    def __init__(self, lsn: int, time_ms: int, transactions: Sequence[Transaction]) -> None:
+        self.place = lsn
         self.time_ms = time_ms
         self.transactions = transactions
         self._targets: dict[int, Target] | None = None
@@ -211,7 +219,7 @@ class Decision:
 
     @property
     def targets(self) -> dict[int, Target]:
-        """Every partition that it goes to, in the order first sent to; counted at the first call."""
+        """Target partitions by log id, in the order of their first batch; computed on first use."""
         if self._targets is None:
             self.count()
         assert self._targets is not None
@@ -219,40 +227,47 @@ class Decision:
 
     @property
     def offsets(self) -> list[GroupPlaces]:
-        """Offsets of groups of all its transactions, in their order."""
+        """The consumer offsets of all its transactions, in order."""
         return [places for each in self.transactions for places in each.offsets]
 
     def rows(self, log_id: int) -> "array[int]":
-        """For each batch of one partition four numbers: its place, the number of its first message, count and size as
-        in `Locations`, and its index over the whole decision. Empty if nothing goes there.
+        """Return four words per batch of one partition; empty if the decision has none for it.
+
+        The words are: LSN, ordinal of the first message, count and size packed as in `BatchLocations`, and
+        the index of the batch within the decision.
         """
         if self._targets is None:
             self.count()
         return self._plans.get(log_id, NOTHING)
 
     def release(self) -> None:
-        """Gives the memory of `targets` and `rows` back; the next call counts again."""
+        """Free the memory of `targets` and `partition_rows`; they are computed again on the next use."""
         self._targets = None
         self._plans = {}
 
     @property
     def batches(self) -> int:
-        """How many there are to be counted."""
+        """The number of batches of all its transactions."""
         return sum(each.locations.rows for each in self.transactions)
 
     def count(self) -> None:
-        """Works out `targets` and `rows`, half a microsecond a batch; in a worker too, before anybody asks for them."""
+        """Compute `targets` and `partition_rows`, at about half a microsecond per batch.
+
+        May run in a worker thread, before anything uses `targets` or `partition_rows`.
+        """
         plans: dict[int, array[int]] = {}
         number, index = 1, 0
         for transaction in self.transactions:
             words = transaction.locations
-            for place, log_id, both in zip(words[0::WORDS], words[1::WORDS], words[2::WORDS], strict=True):
+            for lsn, log_id, count_size in zip(
+                words[0::WORDS], words[1::WORDS], words[2::WORDS], strict=True
+            ):
                 if log_id != LOST:
                     plan = plans.get(log_id)
                     if plan is None:
                         plan = plans[log_id] = array("Q")
-                    plan.extend((place, number, both, index))
-                number += both >> SIZE_BITS
+                    plan.extend((lsn, number, count_size, index))
+                number += count_size >> SIZE_BITS
                 index += 1
         self._plans = plans
         names = {log_id: name for each in self.transactions for log_id, name in each.topics.items()}
@@ -260,8 +275,8 @@ class Decision:
 
 
 def _target(log_id: int, names: dict[int, str], plan: "array[int]") -> Target:
-    boths = plan[2::ROW_WORDS]
-    messages = sum(both >> SIZE_BITS for both in boths)
-    size_bytes = sum(both & SIZE_MASK for both in boths)
+    count_sizes = plan[2::ROW_WORDS]
+    messages = sum(count_size >> SIZE_BITS for count_size in count_sizes)
+    size_bytes = sum(count_size & SIZE_MASK for count_size in count_sizes)
     last = plan[-3] + (plan[-2] >> SIZE_BITS) - 1
     return Target(log_id, names.get(log_id, ""), messages, size_bytes, last)

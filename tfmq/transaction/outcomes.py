@@ -1,11 +1,4 @@
-"""What became of transactions that are over, by name, for days: so that a late repeat gets the true answer.
-
-An outcome takes 32 bytes: a keyed digest of the name, the epoch, time and state. The newest are a small dict; older
-ones lie in sealed runs, sorted by digest, which are merged as they age and dropped whole: when the newest of a run is
-older than outcomes are kept, and, the oldest run first, when there are too many.
-
-It is a fold: the same outcomes recorded in the same order, over a snapshot or not, give the same memory.
-"""
+"""Outcomes of ended transactions by name, kept for days to answer late requests."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -16,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from tfmq.transaction.states import COMMITTED, ROLLED_BACK
 
 DIGEST_SIZE: Final = 16
-"""Names are not kept. With a key that nobody outside knows, two names never meet in one digest."""
+"""Bytes per name digest. The key is secret, so clients cannot construct collisions."""
 
 ROW: Final = Struct(f">{DIGEST_SIZE}sQQ")
 ROW_SIZE: Final = ROW.size
@@ -24,28 +17,30 @@ _TAIL: Final = Struct(">QQ")
 EPOCH_SIZE: Final = 8
 
 LOCAL_PREFIX: Final = "local:"
-"""Names of local transactions begin so; the broker gives them, nobody else."""
+"""Prefix of the names of local transactions; clients cannot use it."""
 
 EVERYTHING: Final = (1 << 63) - 1
-"""No epoch is higher: all outcomes may be forgotten."""
+"""Above every epoch: any outcome may have expired."""
 
 STATES: Final = (COMMITTED, ROLLED_BACK)
 STATE_BITS: Final = 8
 
 NEWEST_MAX: Final = 2048
-"""Outcomes in the dict, which takes 250 bytes for each; then they are sealed, which takes 0.6 ms."""
+"""Outcomes in the dict (250 bytes each) before they are sealed into a run, in 0.6 ms."""
 NEWEST_SHARE: Final = 16
-"""A memory for few outcomes keeps at most this part of them in the dict: sealing and forgetting stay gradual."""
+"""At most this fraction of a small table is in the dict; sealing and expiry stay gradual."""
 
 MERGED_RUNS: Final = 16
-"""So many sealed runs are merged to one: a look-up asks some 45 runs of a million outcomes (0.2 ms), and a merge, of
-32,768 rows, takes 12 ms."""
+"""Number of sealed runs merged into one.
+
+A lookup among a million outcomes searches about 45 runs (0.2 ms); a merge of 32,768 rows takes 12 ms.
+"""
 MERGED_SHARE: Final = 12
-"""No merged run is more than this part of all that may be remembered, since it is forgotten as a whole."""
+"""A merged run has at most this fraction of the limit, because a run expires as a whole."""
 
 
 class Outcome(NamedTuple):
-    """`state`: "committed" or "rolled_back". `time_ms`: when it was decided, wall clock."""
+    """Outcome of one transaction: "committed" or "rolled_back", and its wall clock time."""
 
     epoch: int
     state: str
@@ -53,14 +48,14 @@ class Outcome(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Sealed rows, sorted. `newest_ms`: the highest time among them."""
+    """Sealed rows, sorted by digest. `newest_ms` is the latest decision time among them."""
 
     merged: bool
     newest_ms: int
     rows: bytes
 
     def find(self, digest: bytes) -> Iterator[Outcome]:
-        """Every row of that digest, by rising epoch."""
+        """Yield every outcome with that digest, by rising epoch."""
         rows = self.rows
         count = len(rows) // ROW_SIZE
         at = bisect_left(range(count), digest, key=lambda n: rows[n * ROW_SIZE : n * ROW_SIZE + DIGEST_SIZE])
@@ -70,7 +65,14 @@ class Run(NamedTuple):
 
 
 class Outcomes:
-    """See the module. `key` is given by the journal's first entry, before anything is recorded."""
+    """Bounded table of outcomes, rebuilt by replaying the journal.
+
+    An outcome takes 32 bytes: a keyed digest of the name, the epoch, time and state. The newest are in a
+    small dict; older ones are in sealed runs sorted by digest. Runs are merged as they age and removed
+    whole: when their newest outcome exceeds the retention time, or oldest first when there are too many.
+    The same outcomes recorded in the same order give the same table, with or without a snapshot. `key` is
+    set by the first journal record, before any outcome is recorded.
+    """
 
     def __init__(self, *, outcomes_max: int, keep_ms: int) -> None:
         self._outcomes_max = outcomes_max
@@ -79,22 +81,22 @@ class Outcomes:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing, as before the first entry."""
+        """Reset to the state before the first journal entry."""
         self.key = b""
         self._newest: dict[bytes, bytes] = {}
         self._newest_count = 0
         self._newest_ms = 0
         self._runs: list[Run] = []
-        """The oldest first."""
+        """Oldest first."""
         self.forgotten = 0
-        """No outcome of a higher epoch is forgotten."""
+        """Highest epoch whose outcome may have expired."""
         self._sealed = 0
 
     def __len__(self) -> int:
         return self._sealed + self._newest_count
 
     def find(self, xid: str, epoch: int = 0) -> Outcome | None:
-        """The outcome of that very epoch of `xid`, or of its latest one for 0; None if it is not remembered."""
+        """Return the outcome of `xid` at `epoch`, or its latest for epoch 0; None if not known."""
         digest = self._digest(xid)
         for found in self._search(digest):
             if not epoch or found.epoch == epoch:
@@ -102,7 +104,7 @@ class Outcomes:
         return None
 
     def record(self, xid: str, epoch: int, state: str, time_ms: int) -> None:
-        """One more. Epochs of one name only rise."""
+        """Record one outcome. Epochs of one name must only increase."""
         digest = self._digest(xid)
         word = time_ms << STATE_BITS | STATES.index(state)
         self._newest[digest] = self._newest.get(digest, b"") + _TAIL.pack(epoch, word)
@@ -112,16 +114,19 @@ class Outcomes:
             self._seal()
 
     def expire(self, now_ms: int) -> None:
-        """Forgets what is older than outcomes are kept, by whole runs."""
+        """Remove runs whose newest outcome is older than the retention time."""
         while self._runs and self._runs[0].newest_ms + self._keep_ms < now_ms:
             self._drop_oldest()
 
     def lost(self) -> None:
-        """A repair gave up records: any outcome so far may have been among them."""
+        """Record that a journal repair removed entries; any earlier outcome may be missing."""
         self.forgotten = EVERYTHING
 
     def leased(self, end: int) -> None:
-        """Epochs below `end` may be given out from here on; those above come later than whatever was lost."""
+        """Record a lease of the epochs below `end`.
+
+        Later epochs are above anything lost in a repair.
+        """
         if self.forgotten == EVERYTHING:
             self.forgotten = end - 1
 
@@ -129,7 +134,7 @@ class Outcomes:
         return blake2b(xid.encode(), digest_size=DIGEST_SIZE, key=self.key).digest()
 
     def _search(self, digest: bytes) -> Iterator[Outcome]:
-        """Every outcome of a name, the latest first."""
+        """Yield every outcome of a name, the latest first."""
         tails = self._newest.get(digest, b"")
         for position in range(len(tails) - _TAIL.size, -1, -_TAIL.size):
             yield _outcome(tails, position - DIGEST_SIZE)
@@ -137,6 +142,7 @@ class Outcomes:
             yield from reversed(list(run.find(digest)))
 
     def _seal(self) -> None:
+        """Move the dict into a sealed run; remove the oldest runs above the limit."""
         size = _TAIL.size
         rows = [
             digest + tails[position : position + size]
@@ -153,7 +159,7 @@ class Outcomes:
             self._drop_oldest()
 
     def _merge(self) -> None:
-        """The runs that are not merged yet, which stand last, become one when there are enough."""
+        """Merge the unmerged runs, which are at the end of the list, when there are enough of them."""
         runs = self._runs[-MERGED_RUNS:]
         size = sum(len(run.rows) for run in runs) // ROW_SIZE
         if len(runs) < MERGED_RUNS or runs[0].merged or size * MERGED_SHARE > self._outcomes_max:
@@ -175,11 +181,14 @@ class Outcomes:
     # Snapshots
 
     def dump(self) -> tuple[Any, ...]:
-        """The memory as plain values, cheap to capture: what is sealed is shared."""
+        """Return the table as plain values. Sealed runs are shared, not copied."""
         return (self.key, list(self._newest.items()), self._newest_ms, list(self._runs), self.forgotten)
 
     def load(self, fields: Sequence[Any]) -> None:
-        """Starts from what `dump` gave. Raises ValueError, TypeError or IndexError if it is none."""
+        """Restore the result of `dump`.
+
+        Raises: ValueError, TypeError or IndexError for malformed fields.
+        """
         self.clear()
         key, newest, newest_ms, runs = fields[:4]
         self.key, self._newest_ms = bytes(key), int(newest_ms)
@@ -193,6 +202,6 @@ class Outcomes:
 
 
 def _outcome(rows: bytes, at: int) -> Outcome:
-    """The outcome whose row begins at position `at`; its digest need not be there."""
+    """Decode the outcome of the row at position `at`; the digest bytes are not read."""
     epoch, word = _TAIL.unpack_from(rows, at + DIGEST_SIZE)
     return Outcome(epoch, STATES[word & ((1 << STATE_BITS) - 1)], word >> STATE_BITS)

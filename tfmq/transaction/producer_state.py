@@ -1,14 +1,4 @@
-"""Transactional streams: who sent what into transactions, so that nothing is taken twice or with a gap.
-
-A producer lends each transaction a stream of its own: a producer id whose sequences are contiguous over all
-partitions, and whose transactions bear growing numbers. Per stream the next sequence and the last number, with
-what became of it, are kept. They are folded from journal entries, so they survive restarts. Idle streams are
-forgotten, and so are the longest idle of too many; what is forgotten leaves a floor: an unknown id at or below it
-may have sent before, so it is never taken for a new one.
-
-What is queued for the journal is *staged* on top: it counts for whoever comes next, and goes again if it is not
-written.
-"""
+"""Producer sequences and transaction numbers, to detect duplicates and gaps in transactions."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,36 +7,39 @@ from typing import Any, Final, NamedTuple
 from tfmq.errors import BadRequest, SequenceGap, UnknownProducer, UnknownTransaction
 
 LeasedMs = Callable[[int], int | None]
-"""When (wall clock, ms) an id was leased, at the latest; None if it never was."""
+"""Return the latest wall clock time (ms) at which an id was leased; None if it never was."""
 
 NO_NUMBER: Final = -1
 
 NOT_STAMPED: Final = 0
-"""Seen by records, which bear no time: the next operation's is its time."""
+"""`seen_ms` of producers seen only in message entries, which have no time.
+
+The next operation sets it.
+"""
 
 NUMBER_OVER = (
-    "The stream's transaction {number} is over and later ones have begun: what became of it is not remembered"
-    " by number. Ask for it by its name, if it has one."
+    "Transaction {number} of this producer id has ended and later ones have begun: its outcome is no longer stored"
+    " by number. Query it by its name, if it has one."
 )
 HALF_KNOWN = (
     "Some of the sequences {first}..{last} are in the journal and the rest is not, or they belong to another"
-    " transaction. Repeat batches as they were sent first."
+    " transaction. Resend batches unchanged."
 )
 
 
 class Ending(NamedTuple):
-    """What a stream's last number led to. `state` "" while it is not decided, else "prepared", "committed" or
-    "rolled_back".
-    """
+    """Outcome of a request: "prepared", "committed", "rolled_back", or "" while undecided."""
 
     epoch: int
     state: str
 
 
 class Stream:
-    """One producer id. `next` is the sequence that must come, `begin` the first one of the transaction
-    `begin_epoch`, to which the last records belong. `number`, `epoch`, `state`: the last ending. `seen_ms`: wall clock,
-    or NOT_STAMPED.
+    """State of one producer id.
+
+    `next_sequence` is the next expected sequence; `first_sequence` is the first sequence of the transaction
+    `sequence_epoch`, the latest to have messages. `last_number`, `last_epoch` and `last_state` describe the
+    latest transaction that has a record. `seen_ms` is wall clock time or NOT_STAMPED.
     """
 
     __slots__ = ("begin", "begin_epoch", "epoch", "next", "number", "seen_ms", "state")
@@ -60,7 +53,16 @@ class Stream:
 
 
 class Streams:
-    """The streams, the longest idle first."""
+    """State of all producers that send into transactions, longest idle first.
+
+    A client uses a separate producer id per concurrent transaction; its sequences are contiguous over all
+    partitions and its transaction numbers increase. The state is rebuilt by replaying the journal, so it
+    survives restarts. Idle producers expire, as do the longest idle above the limit. Expired ids raise
+    `expired_id`: an unknown id at or below it may have sent before, so it is not accepted as new.
+
+    Batches queued for the journal are *staged*: they count for later checks and are removed if the write
+    fails.
+    """
 
     def __init__(self, *, streams_max: int, idle_ms: int, leased_ms: LeasedMs) -> None:
         self._streams_max = streams_max
@@ -69,33 +71,33 @@ class Streams:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing, as before the first entry."""
+        """Reset to the state before the first journal entry."""
         self.floor = 0
         self.torn = False
-        """Whether a repair of the journal gave up records, ever: what is not here may have been."""
+        """Whether a journal repair has ever removed records: state that is missing here may be lost."""
         self._streams: OrderedDict[int, Stream] = OrderedDict()
         self._staged: dict[int, tuple[int, int, int]] = {}
-        """Producer id -> (epoch, first sequence of it, next sequence), where records are queued."""
+        """Producer id -> (epoch, its first sequence, next sequence) including queued batches."""
         self._begun: dict[int, tuple[int, int]] = {}
-        """Producer id -> (number, epoch) of its latest transaction that has no record yet."""
+        """Producer id -> (number, epoch) of the latest transaction without a record."""
         self._fresh: set[int] = set()
-        """Producer ids of streams that are not stamped."""
+        """Producer ids whose `seen_ms` is NOT_STAMPED."""
 
     def __len__(self) -> int:
         return len(self._streams)
 
     @property
     def highest(self) -> int:
-        """The highest id that the journal says was given out; 0 if it knows none."""
+        """The highest producer id found in the journal; 0 if there is none."""
         return max((self.floor, *self._streams))
 
-    # What may be taken
+    # Checks
 
     def find(self, producer_id: int, number: int, now_ms: int) -> Ending | None:
-        """What the request `number` of the stream (TRANSACT, BEGIN) led to; None if it is new.
+        """Return what request `number` of the producer (TRANSACT, BEGIN) led to; None if it is new.
 
-        Raises UnknownTransaction for a number below the last (its outcome is not remembered), UnknownProducer for
-        an id that was forgotten or never leased.
+        Raises: UnknownTransaction for a number below the last, whose outcome is not kept; UnknownProducer
+        for an expired or never leased id.
         """
         begun = self._begun.get(producer_id)
         stream = self._streams.get(producer_id)
@@ -111,9 +113,12 @@ class Streams:
         return None
 
     def check(self, producer_id: int, epoch: int, sequence: int, count: int, now_ms: int) -> bool:
-        """True if these records are in the transaction `epoch` already, or on the way there; False if they come next.
+        """Return whether this batch is already in the transaction or queued.
 
-        Raises SequenceGap, UnknownProducer, BadRequest (some known and some not, or known from another transaction).
+        False if it is the next one.
+
+        Raises: SequenceGap, UnknownProducer, BadRequest (only part of the batch is a duplicate, or it
+        belongs to another transaction).
         """
         staged = self._staged.get(producer_id)
         if staged is not None:
@@ -135,7 +140,10 @@ class Streams:
         raise BadRequest(HALF_KNOWN.format(first=sequence, last=sequence + count - 1))
 
     def next(self, producer_id: int) -> int:
-        """The sequence that must come next of a stream for which `find` has raised nothing; 0 for a new one."""
+        """Return the next expected sequence; 0 for a new producer.
+
+        `find_request` must have accepted the id.
+        """
         staged = self._staged.get(producer_id)
         if staged is not None:
             return staged[2]
@@ -143,25 +151,28 @@ class Streams:
         return stream.next if stream is not None else 0
 
     def _require_new(self, producer_id: int, now_ms: int) -> None:
-        """Raises UnknownProducer unless an id without a stream is so young that it cannot have been forgotten."""
+        """Reject an id without state unless it is too recent to have expired.
+
+        Raises: UnknownProducer.
+        """
         leased = self._leased_ms(producer_id)
         if producer_id <= self.floor or leased is None or leased + self._idle_ms < now_ms:
             raise UnknownProducer(producer_id=producer_id)
 
-    # What is on the way
+    # State not yet in the journal
 
     def begin(self, producer_id: int, number: int, epoch: int) -> None:
-        """The request `number` has begun `epoch`; nothing of it is in the journal."""
+        """Record that request `number` began `epoch`; no journal entry exists yet."""
         self._begun[producer_id] = (number, epoch)
 
     def give_up(self, producer_id: int, number: int) -> None:
-        """The transaction of that number is gone without a record."""
+        """Discard the begun transaction of that number; it ended without a record."""
         begun = self._begun.get(producer_id)
         if begun is not None and begun[0] == number:
             del self._begun[producer_id]
 
     def stage(self, producer_id: int, epoch: int, sequence: int, count: int) -> None:
-        """Records that passed `check` are queued."""
+        """Count a batch as queued; `is_duplicate` must have accepted it."""
         staged = self._staged.get(producer_id)
         if staged is not None:
             begin_epoch, begin, _ = staged
@@ -173,13 +184,13 @@ class Streams:
         self._staged[producer_id] = (epoch, begin, sequence + count)
 
     def unstage(self) -> None:
-        """What was queued is not going to be written, none of it."""
+        """Discard all staged batches: the write failed."""
         self._staged.clear()
 
-    # The fold
+    # Replay of journal entries
 
     def sent(self, producer_id: int, epoch: int, sequence: int, count: int) -> int:
-        """Records are in the journal; how many before them are missing, which only happens where a repair lost some."""
+        """Apply a journaled batch; return how many messages before it are missing (after a repair)."""
         stream = self._touch(producer_id, NOT_STAMPED)
         self._fresh.add(producer_id)
         missing = sequence - stream.next
@@ -192,7 +203,7 @@ class Streams:
         return max(0, missing)
 
     def ended(self, producer_id: int, number: int, epoch: int, state: str, time_ms: int) -> None:
-        """The transaction that the request `number` began is now `state`, by a record in the journal."""
+        """Apply a record that moved the transaction begun by request `number` to `state`."""
         stream = self._touch(producer_id, time_ms)
         self._fresh.discard(producer_id)
         if number >= stream.number:
@@ -200,7 +211,7 @@ class Streams:
         self.give_up(producer_id, number)
 
     def expire(self, now_ms: int) -> None:
-        """An operation's time: what sent since the one before is as young; streams idle longer than allowed go."""
+        """Stamp unstamped producers with `now_ms`; remove producers that were idle for too long."""
         streams = self._streams
         for producer_id in self._fresh:
             streams[producer_id].seen_ms = now_ms
@@ -209,7 +220,7 @@ class Streams:
             self._forget_idlest()
 
     def _touch(self, producer_id: int, time_ms: int) -> Stream:
-        """The stream, made if need be, moved behind all others."""
+        """Return the producer's state, created if missing, and move it to the most recent end."""
         stream = self._streams.get(producer_id)
         if stream is None:
             stream = self._streams[producer_id] = Stream()
@@ -228,7 +239,7 @@ class Streams:
     # Snapshots
 
     def dump(self) -> tuple[Any, ...]:
-        """What is in the journal of all streams, as plain values."""
+        """Return the journaled state of all producers as plain values."""
         rows = [
             (id, s.next, s.begin, s.begin_epoch, s.number, s.epoch, s.state, s.seen_ms)
             for id, s in self._streams.items()
@@ -236,7 +247,10 @@ class Streams:
         return (self.floor, rows, self.torn)
 
     def load(self, fields: Sequence[Any]) -> None:
-        """Starts from what `dump` gave. Raises ValueError or TypeError if it is none."""
+        """Restore the result of `dump`.
+
+        Raises: ValueError or TypeError for malformed fields.
+        """
         self.clear()
         self.floor, rows = fields[:2]
         self.torn = bool(fields[2]) if len(fields) > 2 else True

@@ -1,4 +1,4 @@
-"""Transactions for people: rows of those that need somebody, page by page, and everything about one."""
+"""Read-only queries for operators: lists of transactions, details of one, and the status."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -8,12 +8,12 @@ from tfmq.transaction.active_transactions import Books, Live, topics_of
 from tfmq.transaction.model import Transaction
 
 TOPICS_DESCRIBED: Final = 1000
-"""A description names no more topics: it must fit into a frame's header."""
+"""Topics in a description; it must fit into a frame's header."""
 TARGETS_DESCRIBED: Final = 100
-"""Likewise the targets that a transaction waits for."""
+"""Blocked targets in a description; the same limit applies."""
 
 LOOKED_MAX: Final = 10_000
-"""A page looks at no more, some 3 ms: where few of many are wanted it is short, and the next one goes on behind."""
+"""Transactions scanned per page (about 3 ms); a page may therefore be short."""
 
 NEEDS_SOMEBODY: Final = frozenset((states.PREPARED, states.APPLYING, *states.HEURISTIC))
 UNKNOWN: Final = "unknown"
@@ -24,24 +24,24 @@ UNSURE: Final = {
     states.HEURISTIC_COMMITTED: states.COMMITTING,
     states.HEURISTIC_ROLLED_BACK: states.ROLLING_BACK,
 }
-"""States whose record is written and not on the disk yet, and what they are called until it is."""
+"""States shown while the record of the actual state is written but not durable."""
 
 
 class Listing:
-    """See the module; changes nothing."""
+    """Queries on active and ended transactions; they change nothing."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
-        self._store = books.store
+    def __init__(self, active: Books) -> None:
+        self._books = active
+        self._store = active.store
 
     def page(
         self, wanted: Sequence[str] | None, after_epoch: int, limit: int, group: str
     ) -> tuple[list[dict[str, Any]], bool, int]:
-        """See `TransactionHandler.list`."""
+        """Return one page of rows; see `TransactionCoordinator.list`."""
         rows: list[dict[str, Any]] = []
         after = after_epoch
-        for looked, transaction in enumerate(self._store.listed(after_epoch)):
-            if looked == LOOKED_MAX:
+        for scanned, transaction in enumerate(self._store.listed(after_epoch)):
+            if scanned == LOOKED_MAX:
                 return rows, True, after
             if self._is_wanted(transaction, wanted, group):
                 if len(rows) == limit:
@@ -57,13 +57,16 @@ class Listing:
         return needs_somebody(transaction, state) if wanted is None else state in wanted
 
     def _shown(self, transaction: Transaction) -> str:
-        """The state as people are told: what a power cut, or a stopped target, could take back is not done yet."""
+        """Return the state shown to users.
+
+        A change that a power failure or a stopped target could still revert is not shown as done.
+        """
         state = transaction.state
         if not self._store.is_durable(transaction):
             return UNSURE.get(state, state)
-        live: Live | None = transaction.live
-        if state == states.COMMITTED and live is not None and live.course is not None:
-            return live.course.state
+        runtime: Live | None = transaction.live
+        if state == states.COMMITTED and runtime is not None and runtime.course is not None:
+            return runtime.course.state
         return state
 
     def _row(self, transaction: Transaction) -> dict[str, Any]:
@@ -103,7 +106,7 @@ class Listing:
         return "" if live is None or live.course is None else live.course.damage
 
     def describe(self, xid: str, epoch: int) -> dict[str, Any]:
-        """See `TransactionHandler.describe`."""
+        """Return the details of one transaction; see `TransactionCoordinator.describe`."""
         transaction = self._find(xid, epoch)
         if transaction is not None:
             return self._everything(transaction)
@@ -141,33 +144,33 @@ class Listing:
         }
 
     def _waits_for(self, transaction: Transaction) -> dict[str, str]:
-        """Targets that it goes to and that take nothing at the moment, with the reason."""
-        live: Live | None = transaction.live
-        if live is None or live.course is None or live.course.safe:
+        """Return the blocked targets of its decision, with the reason of each."""
+        runtime: Live | None = transaction.live
+        if runtime is None or runtime.course is None or runtime.course.safe:
             return {}
         applier = self._books.applier
-        parked = {key: why for key, why in applier.parked().items() if applier.concerns(key, live.course)}
+        parked = {key: why for key, why in applier.parked().items() if applier.concerns(key, runtime.course)}
         return {applier.name(key): why for key, why in list(parked.items())[:TARGETS_DESCRIBED]}
 
     def status(self) -> dict[str, Any]:
-        """See `TransactionHandler.status`."""
-        counts, books = self._store.counts, self._books
-        oldest_ms = books.ages.oldest_ms
-        age_seconds = 0 if oldest_ms is None else max(0, books.clock.wall_ms() - oldest_ms) // 1000
+        """Return the status fields; see `TransactionCoordinator.status`."""
+        counts, active = self._store.counts, self._books
+        oldest_ms = active.ages.oldest_ms
+        age_seconds = 0 if oldest_ms is None else max(0, active.clock.wall_ms() - oldest_ms) // 1000
         journal = self._store.status()
         return {
             "open": counts[states.OPEN],
-            "prepared": len(books.ages),
-            "applying": counts[states.APPLYING] + books.applier.stuck,
+            "prepared": len(active.ages),
+            "applying": counts[states.APPLYING] + active.applier.stuck,
             "heuristic": sum(counts[each] for each in states.HEURISTIC),
             "oldest_prepared_seconds": age_seconds,
-            "alarm": oldest_ms is not None and age_seconds > books.settings["alarm_seconds"],
-            "waits_for": sorted(map(books.applier.name, books.applier.parked()))[:TARGETS_DESCRIBED],
+            "alarm": oldest_ms is not None and age_seconds > active.settings["alarm_seconds"],
+            "waits_for": sorted(map(active.applier.name, active.applier.parked()))[:TARGETS_DESCRIBED],
             "journal": journal["journal"],
             "journal_bytes": journal["journal_bytes"],
         }
 
 
 def needs_somebody(transaction: Transaction, state: str) -> bool:
-    """Prepared, on the way from there, being applied, or ended by hand."""
+    """Whether operators should see it: prepared and unfinished, being applied, or heuristic."""
     return state in NEEDS_SOMEBODY or bool(transaction.prepared_ms and state in states.IN_DOUBT)

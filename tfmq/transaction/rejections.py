@@ -1,4 +1,4 @@
-"""Why a step of a transaction is refused: the errors that sessions get, each made in one place."""
+"""Error values returned to sessions when a transaction command is rejected."""
 
 import logging
 from typing import Final
@@ -29,11 +29,11 @@ from tfmq.transaction.requests import Member
 logger = logging.getLogger("tfmq.transaction")
 
 STOPPED: Final = (
-    "The transaction journal takes no writes: {reason}. Mend the disk and start the broker again."
+    "The transaction journal accepts no writes: {reason}. Repair the disk and restart the broker."
 )
 STOPPING: Final = "The broker is stopping. Connect again when it is back."
 NOT_OPEN: Final = (
-    "No open transaction has the epoch {epoch}: it was prepared, ended, timed out, or its connection is gone."
+    "No open transaction has the epoch {epoch}: it was prepared, ended, timed out, or its session closed."
 )
 WRONG_STATE: Final = "The transaction {xid} is {state}; {rule}."
 INCOMPLETE: Final = (
@@ -61,7 +61,7 @@ GROUP_DONE: Final = (
 
 
 def of_journal(error: BaseException, outcome: Outcome = NOT_DONE) -> TfmqError:
-    """What a session is told of an error of the transaction journal; an error of ours stays what it is."""
+    """Convert an error of the transaction journal to a client error; keep client errors."""
     if isinstance(error, TfmqError):
         return error
     refusal: TfmqError
@@ -78,7 +78,7 @@ def of_journal(error: BaseException, outcome: Outcome = NOT_DONE) -> TfmqError:
 
 
 def of_step(error: BaseException) -> TfmqError:
-    """What a session is told of whatever a step raised."""
+    """Convert any exception raised by a command to a client error."""
     if isinstance(error, TfmqError):
         return error
     if isinstance(error, states.WrongStep):
@@ -89,32 +89,35 @@ def of_step(error: BaseException) -> TfmqError:
 
 
 def stopped(reason: str, outcome: Outcome = NOT_DONE) -> StorageStopped:
-    """The journal is stopped."""
+    """Return the error for a stopped transaction journal."""
     return StorageStopped(STOPPED.format(reason=reason), outcome=outcome, reason=reason)
 
 
 def not_forced(error: BaseException) -> TfmqError:
-    """The record is written, and nobody knows whether it is on the disk."""
+    """Return the error for a record with a failed fsync: its outcome is unknown."""
     return of_journal(error, UNKNOWN)
 
 
 def not_open(epoch: int) -> UnknownTransaction:
-    """A send for a transaction that takes none; it was certainly not taken."""
+    """Return the error for a send to a transaction that is not open; the batch was not stored."""
     return UnknownTransaction(NOT_OPEN.format(epoch=epoch), outcome=NOT_DONE, epoch=epoch)
 
 
 def wrong_state(xid: str, state: str, rule: str) -> TransactionState:
-    """`rule` ends the sentence: what that step needs."""
+    """Return the error for a command in the wrong state; `rule` completes the sentence."""
     return TransactionState(WRONG_STATE.format(xid=xid, state=state, rule=rule), state=state)
 
 
 def member_rule(member: Member) -> str:
-    """Why a member cannot be committed alone: its group would lack it for ever, and what it brought would stay."""
+    """Explain why a member of a commit group cannot be committed alone.
+
+    The group would wait forever for that member, whose messages could not be reverted.
+    """
     return MEMBER_RULE.format(group=member.group, sequence=member.sequence)
 
 
 def incomplete(xid: str) -> TransactionState:
-    """A batch of it was refused by the disk and has not come again."""
+    """Return the error for a transaction with a batch that could not be written or resent."""
     return TransactionState(INCOMPLETE.format(xid=xid), state=states.OPEN)
 
 
@@ -136,26 +139,30 @@ def unreadable(damage: str) -> Damaged:
 
 
 def by_hand(state: str) -> HeuristicOutcome:
-    """An operator was there before. What he committed has happened, whatever was asked for."""
+    """Return the error for a transaction that an operator decided."""
+    # A heuristic commit is visible whatever the client asked for, so the outcome is not "not done".
     outcome: Outcome = UNKNOWN if state == states.HEURISTIC_COMMITTED else NOT_DONE
     return HeuristicOutcome(state=state, outcome=outcome)
 
 
 def stale(epoch: int, newest: int) -> StaleEpoch:
-    """A newer one has its name, and what became of it is not remembered: it may have been committed."""
+    """Return the error for an epoch that a newer transaction of the same name has replaced."""
+    # The older outcome is no longer remembered, so it may have been a commit.
     return StaleEpoch(epoch=epoch, newest=newest, outcome=UNKNOWN)
 
 
 def committed(epoch: int) -> TransactionCommitted:
+    """Return the error for a transaction that is already committed."""
     return TransactionCommitted(epoch=epoch)
 
 
 def rolled_back(epoch: int) -> TransactionRolledBack:
+    """Return the error for a transaction that is already rolled back."""
     return TransactionRolledBack(epoch=epoch)
 
 
 def group_done(member: Member) -> GroupStale:
-    """Its sequence is committed already, without it."""
+    """Return the error for a member whose sequence was committed without it."""
     return GroupStale(
         GROUP_DONE.format(group=member.group, sequence=member.sequence), sequence=member.sequence
     )

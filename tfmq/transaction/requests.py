@@ -1,4 +1,4 @@
-"""What a session asks of the `TransactionHandler`, and what it is told: plain values."""
+"""Requests to the `TransactionCoordinator` and their results, as plain values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -6,20 +6,20 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from tfmq.apply_target import Delayed
 
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
-"""done(result, None) or done(None, error): once, at once or later, in the owner's thread."""
+"""Called exactly once, in the owner's thread, now or later: (result, None) or (None, error)."""
 
 
 class Caller(Protocol):
-    """The session that asks, as far as transactions care. Hashed by identity."""
+    """The client session that sends a request. Hashed by identity."""
 
     @property
     def identity(self) -> str:
-        """The client's name and address, for people."""
+        """Name and address of the client, for display."""
         ...
 
 
 class Timers(Protocol):
-    """Calls at monotonic times: `tfmq.broker.timers.Timers`."""
+    """Timers on the monotonic clock; implemented by `tfmq.broker.timers.Timers`."""
 
     def now(self) -> float: ...
     def after(self, seconds: float, call: Callable[[], None], *, deferrable: bool = False) -> Any: ...
@@ -27,7 +27,7 @@ class Timers(Protocol):
 
 
 class Member(NamedTuple):
-    """A place in a commit group: `run` names the writer's run, so that an aborted one can be fenced."""
+    """Membership in a commit group's sequence; `run` identifies the writer's run, for fencing."""
 
     group: str
     sequence: int
@@ -35,10 +35,11 @@ class Member(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """A new transaction. `producer_id` and `number` name the request, so that it can be repeated.
+    """Request for a new transaction.
 
-    `xid` "" makes it local: it ends with its session. `timeout_ms` None: the broker's default. `group`: the
-    producer group that is asked about it once it is prepared ("": nobody).
+    (`producer_id`, `number`) identifies the request, so that a repeated one is recognised. An empty `xid`
+    makes the transaction local: it ends with its session. `timeout_ms` None means the broker's default.
+    `group` is the producer group for check-back after the prepare; "" for none.
     """
 
     producer_id: int
@@ -50,7 +51,10 @@ class Begin(NamedTuple):
 
 
 class Began(NamedTuple):
-    """`state`: "open", or "done" for a member of a commit group that is committed already (epoch 0 then)."""
+    """Result of begin.
+
+    `state`: "open", or "done" (with epoch 0) if the commit group's sequence is committed.
+    """
 
     epoch: int
     xid: str
@@ -59,14 +63,14 @@ class Began(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """`state`: "prepared" or "read_only" (nothing was in it; it is finished). `expires_ms`: 0 never."""
+    """Result of prepare: "prepared", or "read_only" if it was empty. `expires_ms`: 0 for never."""
 
     state: str
     expires_ms: int
 
 
 class Ended(NamedTuple):
-    """`state`: "committed", "applying" (decided; a target cannot be written yet) or "read_only".
+    """Result of a commit.
 
     `dropped`: messages for topics that are gone. `offsets`: one a batch in the order sent, -1 where it is not
     known or not on the disk yet; [] for large transactions and after a restart. `repeated`: this is the answer
@@ -84,14 +88,15 @@ class Ended(NamedTuple):
 
 
 class RolledBack(NamedTuple):
-    """`state`: "rolled_back" or "heuristic_rolled_back"."""
+    """Result of a rollback. `state`: "rolled_back" or "heuristic_rolled_back"."""
 
     state: str
 
 
 class Transact(NamedTuple):
-    """A whole local transaction: `pieces` as `tfmq.transaction.model.Piece`, `offsets` rows for
-    `Destination.check_offsets`.
+    """A complete local transaction in one request.
+
+    `batches` are `IncomingBatch` values, `offsets` are rows for `Destination.check_offsets`.
     """
 
     producer_id: int
@@ -101,7 +106,7 @@ class Transact(NamedTuple):
 
 
 class Check(NamedTuple):
-    """One prepared transaction that a producer group is asked about."""
+    """A check-back query about one prepared transaction, sent to its producer group."""
 
     xid: str
     epoch: int
@@ -110,10 +115,10 @@ class Check(NamedTuple):
 
 
 class GroupCommit(NamedTuple):
-    """Prepared members of (`group`, `sequence`) to be committed all or none.
+    """Request to commit prepared members of (`group`, `sequence`) atomically.
 
-    `transactions` are (xid, epoch). `rows`: what the caller counts; another total for the same sequence is
-    refused unless `other_total`.
+    `transactions` are (xid, epoch). `rows` is the caller's row count; a different count for the same
+    sequence is rejected unless `other_total`.
     """
 
     group: str
@@ -125,7 +130,10 @@ class GroupCommit(NamedTuple):
 
 
 class GroupEnded(NamedTuple):
-    """`state`: "committed" or "applying". `rows`: the total that counts, the first answer's if `repeated`."""
+    """Result of a group commit. `state`: "committed" or "applying".
+
+    `rows` is the row count of the commit; if `repeated`, that of the first request.
+    """
 
     state: str
     repeated: bool
@@ -134,6 +142,6 @@ class GroupEnded(NamedTuple):
 
 
 class GroupAborted(NamedTuple):
-    """`state`: "aborted", or "committed" where the abort came too late and changes nothing."""
+    """Result of a group abort: "aborted", or "committed" if the sequence was committed before."""
 
     state: str

@@ -1,8 +1,9 @@
-"""Cuts what a decision brings to one partition into appends, reading the journal as it goes.
+"""Split a decision's part for one partition into appends, reading batches from the journal.
 
-A slice is at most 1 MiB, unless one block alone is larger, and ends at a block's end; so does whatever a partition
-has, and after a crash the rest begins there. A delayed batch is never cut: what its records are due stands before
-them. Each entry is verified when it is read.
+A slice is at most 1 MiB (unless one block is larger) and ends at a block boundary. A partition therefore
+always ends at a block boundary too, where the rest continues after a crash. Batches of delayed messages are
+never split: an arrival header with the due times precedes their records. Every entry is verified when it is
+read.
 """
 
 import logging
@@ -21,28 +22,34 @@ from tfmq.transaction.model import ROW_WORDS, SIZE_BITS, SIZE_MASK, Slice
 logger = logging.getLogger("tfmq.transaction")
 
 SLICE_BYTES: Final = 1 << 20
-"""One append of a large transaction; others get their turn between two of them."""
+"""Bytes per append of a large transaction; other work runs between two appends."""
 
 ENTRIES_AT_ONCE: Final = 1024
-"""Read while everybody waits, some ten milliseconds' work: of tiny batches, 1 MiB would take half a second."""
+"""Entries read in the owner's thread at once (about 10 ms).
+
+Without this limit 1 MiB of tiny batches would block the thread for half a second.
+"""
 
 PART: Final = -1
-"""The index of a batch that goes on with a piece that began in a slice before."""
+"""Batch index of a batch that continues one from an earlier slice."""
 
 Read = Callable[[int, int], Entry]
-"""read(place, size): the verified entry at `place`, which has about `size` bytes."""
+"""Return the verified entry at an LSN; the second argument is its approximate size in bytes."""
 
 ENTRY_EXTRA: Final = 1024
-"""What an entry has beside its messages, unless its blocks are very small: then it is read in two goes."""
+"""Estimated bytes of an entry in addition to its messages.
+
+An entry with many small blocks has more and needs a second read.
+"""
 
 
 class _Slicing:
-    """The slice that is being filled."""
+    """Builds slices from batches; holds the slice that is being filled."""
 
     def __init__(self, slice_bytes: int, *, whole: bool) -> None:
         self._slice_bytes = slice_bytes
         self._whole = whole
-        """Batches are never cut."""
+        """Whether batches must not be split."""
         self._begin()
 
     def _begin(self) -> None:
@@ -53,7 +60,7 @@ class _Slicing:
         self._lost: list[tuple[int, int]] = []
 
     def add(self, batch: Batch, number: int, index: int) -> Iterator[Slice]:
-        """A batch whose first message has `number`; yields what is full."""
+        """Add a batch whose first message has ordinal `number`; yield slices that are full."""
         size = len(batch.data)
         if self._batches and self._size_bytes + size > self._slice_bytes:
             yield self.end()
@@ -85,6 +92,7 @@ class _Slicing:
         return found
 
     def rest(self) -> Iterator[Slice]:
+        """Yield the last slice if it is not empty."""
         if self._last:
             yield self.end()
 
@@ -92,18 +100,18 @@ class _Slicing:
 def slices(
     read: Read, rows: "array[int]", log_id: int, after: int, slice_bytes: int = SLICE_BYTES
 ) -> Iterator[Slice]:
-    """What `rows` (of `Decision.rows`) hold behind the message number `after`.
+    """Yield the messages of `rows` (from `Decision.partition_rows`) after ordinal `after`, as slices.
 
-    What a repair of the journal has given up is left out, and told in the log; a slice may be empty for that reason.
-    Raises what `read` does, and Corrupt where an entry is not what memory says.
+    Messages lost in a journal repair are skipped and logged; a slice may be empty for that reason.
+    Raises: whatever `read` raises; Corrupt if an entry does not match the recorded location.
     """
     slicing = _Slicing(slice_bytes, whole=log_id == ARRIVALS_KEY)
     for at in range(first_row(rows, after), len(rows), ROW_WORDS):
-        place, number, both, index = rows[at : at + ROW_WORDS]
+        lsn, number, count_size, index = rows[at : at + ROW_WORDS]
         try:
-            batch = _batch(read(place, (both & SIZE_MASK) + ENTRY_EXTRA), log_id, both)
+            batch = _batch(read(lsn, (count_size & SIZE_MASK) + ENTRY_EXTRA), log_id, count_size)
         except Lost as error:
-            count = both >> SIZE_BITS
+            count = count_size >> SIZE_BITS
             logger.error("%d messages of a transaction for the log %#x are lost: %s", count, log_id, error)
             slicing.lose(number, count)
             continue
@@ -121,7 +129,7 @@ def slices_of(
     after: int,
     slice_bytes: int = SLICE_BYTES,
 ) -> list[Slice]:
-    """As `slices`, of a small transaction whose batches, by their index, are in memory."""
+    """Like `read_slices`, for a small transaction whose batches are in memory."""
     slicing = _Slicing(slice_bytes, whole=log_id == ARRIVALS_KEY)
     found: list[Slice] = []
     for at in range(first_row(rows, after), len(rows), ROW_WORDS):
@@ -142,12 +150,15 @@ def slices_at_once(
     after: int,
     slice_bytes: int = SLICE_BYTES,
 ) -> list[Slice] | None:
-    """As `slices`, if they are 1 MiB and ENTRIES_AT_ONCE at most, and `read`, which answers None where it would wait,
-    has it all."""
+    """Like `read_slices` without waiting; None if there is too much, or `read` returns None.
+
+    The limits are SLICE_BYTES and ENTRIES_PER_READ. `read` returns None where it would have to wait for the
+    disk.
+    """
     start = first_row(rows, after)
     if len(rows) - start > ENTRIES_AT_ONCE * ROW_WORDS:
         return None
-    if sum(both & SIZE_MASK for both in rows[start + 2 :: ROW_WORDS]) > SLICE_BYTES:
+    if sum(count_size & SIZE_MASK for count_size in rows[start + 2 :: ROW_WORDS]) > SLICE_BYTES:
         return None
     found = {}
     for at in range(start, len(rows), ROW_WORDS):
@@ -158,11 +169,14 @@ def slices_at_once(
         if entry is None:
             return None
         found[rows[at]] = entry
-    return list(slices(lambda place, _: found[place], rows, log_id, after, slice_bytes))
+    return list(slices(lambda lsn, _: found[lsn], rows, log_id, after, slice_bytes))
 
 
 def first_row(rows: "array[int]", after: int) -> int:
-    """Where in `rows` the row begins that holds the message behind number `after`; its length if there is none."""
+    """Return the index in `rows` of the row with the message after ordinal `after`.
+
+    If there is none, the length of `rows`.
+    """
     if not rows or not after:
         return 0
     row = bisect_right(rows[1::ROW_WORDS], after) - 1
@@ -172,13 +186,17 @@ def first_row(rows: "array[int]", after: int) -> int:
     return (row + (last <= after)) * ROW_WORDS
 
 
-def _batch(entry: Entry, log_id: int, both: int) -> Batch:
+def _batch(entry: Entry, log_id: int, count_size: int) -> Batch:
+    """Return the batch of `entry`.
+
+    Raises: Corrupt if it is not the batch recorded for the transaction.
+    """
     found = entry.content
     if not (
         isinstance(found, AppendMsg)
         and found.log_id == log_id
-        and found.count == both >> SIZE_BITS
-        and len(found.data) == both & SIZE_MASK
+        and found.count == count_size >> SIZE_BITS
+        and len(found.data) == count_size & SIZE_MASK
     ):
         reason = "the entry is not the batch that the transaction had there"
         raise Corrupt("the transaction journal", entry.place, entry.place + entry.size, reason)
@@ -186,7 +204,7 @@ def _batch(entry: Entry, log_id: int, both: int) -> Batch:
 
 
 def _behind(batch: Batch, skipped: int) -> Batch:
-    """The batch without its first `skipped` records; a block that they end in is cut."""
+    """Return the batch without its first `skipped` records; cuts the block in which they end."""
     data, blocks, producer_id, sequence, count = batch
     view = memoryview(data)
     position = number = 0
@@ -205,7 +223,7 @@ def _behind(batch: Batch, skipped: int) -> Batch:
 
 
 def _parts(batch: Batch, slice_bytes: int) -> Iterator[Batch]:
-    """The batch in parts of whole blocks, each of at most `slice_bytes` or one block."""
+    """Split the batch at block boundaries into batches of at most `slice_bytes`, or one block."""
     data, blocks, producer_id, sequence, _ = batch
     view = memoryview(data)
     position = size = count = 0

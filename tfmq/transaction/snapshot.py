@@ -1,11 +1,12 @@
-"""Snapshots of the ledger, so that a start need not read every entry since the beginning.
+"""Encoding and decoding of snapshots of the transaction table.
 
-A stream of msgpack values: the head [version, time, end of the epochs, streams, commit groups, outcomes, outcomes of
-local transactions, decisions over several transactions, count of transactions], then as many rows. Fields are only
-ever added, at the ends; docs/formats/operations.md has the table. The journal adds the checksum.
+A snapshot is a stream of msgpack values: the head [version, time, end of the epochs, producer states,
+commit groups, outcomes, outcomes of local transactions, decisions over several transactions, count of
+transactions], then one row per transaction. New fields are only added at the ends;
+docs/formats/operations.md has the table. The journal adds the checksum.
 
-What is open is in it, too: its record may come behind the snapshot. What was decided and is not settled is in it with
-its place, what is settled is not.
+Open transactions are included, because their record may follow the snapshot. A decision that is not
+completed is included with its LSN; completed ones are not.
 """
 
 import time
@@ -23,13 +24,16 @@ VERSION: Final = 1
 NAME: Final = "the snapshot of the transactions"
 
 YIELD_ROWS: Final = 64
-"""A worker that packs lets the owner's thread in after so many rows (0.2 ms): it would else wait for Python's own
-interval, 5 ms, again and again."""
+"""Rows encoded before the worker yields to the owner's thread (0.2 ms).
+
+Otherwise the owner would wait for Python's switch interval, 5 ms, again and again.
+"""
 
 
 class Head(NamedTuple):
-    """What is not a transaction: the latest time, the end of the leased epochs, and what the streams, the commit
-    groups, the outcomes and the outcomes of local transactions dumped, in this order.
+    """Snapshot fields that are not per transaction.
+
+    `parts` has the dumps of producer states, commit groups, outcomes and local outcomes, in this order.
     """
 
     time_ms: int
@@ -38,8 +42,10 @@ class Head(NamedTuple):
 
 
 class Captured(NamedTuple):
-    """What can change of transactions, as it was: one list for each field, and no object for each transaction, since
-    100,000 new ones would set off Python's garbage collector, which takes half a second then.
+    """Mutable fields of all transactions at the time of the capture, one list per field.
+
+    There is no object per transaction: 100,000 new objects would start a garbage collection, which takes
+    half a second.
     """
 
     transactions: list[Transaction]
@@ -48,13 +54,16 @@ class Captured(NamedTuple):
     settled: list[bool]
     locations: list[Locations]
     words: list[int]
-    """How many words of the locations there were."""
+    """Length of each location array."""
     topics: list[Sequence[tuple[int, str]] | None]
-    """Of open ones; those of others do not change."""
+    """Topics of open transactions; None for others, whose topics no longer change."""
 
 
 def capture(head: Head, transactions: Iterable[Transaction]) -> Callable[[], bytes]:
-    """Takes hold of the transactions as they are, in the owner's thread; what it answers packs them."""
+    """Capture the transactions in the owner's thread.
+
+    Return a function that encodes the snapshot.
+    """
     found = list(transactions)
     locations = [each.locations for each in found]
     captured = Captured(
@@ -89,7 +98,10 @@ DURABLE: Final = {
     states.PREPARING: states.OPEN,
     states.COMMITTED: states.APPLYING,
 }
-"""What a state that no record made is in a snapshot. Of committing and rolling back `prepared_ms` tells."""
+"""Last recorded state for states without a record.
+
+`_row` resolves COMMITTING and ROLLING_BACK.
+"""
 
 
 def _row(
@@ -101,7 +113,7 @@ def _row(
     words: int,
     topics: Sequence[tuple[int, str]] | None,
 ) -> tuple[Any, ...]:
-    """One transaction as it was when it was captured; what its state had not yet is left out."""
+    """Return one transaction's row, without fields that its state did not have when captured."""
     if state in (states.COMMITTING, states.ROLLING_BACK):
         state = states.OPEN if topics is not None else states.PREPARED
     state = DURABLE.get(state, state)
@@ -124,7 +136,10 @@ def _row(
 
 
 def restore(data: bytes) -> tuple[Head, list[Transaction]]:
-    """What a capture packed. Raises ValueError, NewerFormat."""
+    """Decode a snapshot.
+
+    Raises: ValueError, NewerFormat.
+    """
     try:
         return _restore(data)
     except (TypeError, IndexError, KeyError, msgpack.UnpackException) as error:
@@ -157,10 +172,10 @@ def _transaction(row: Sequence[Any]) -> Transaction:
     transaction.state = row[1]
     transaction.topics = dict(row[3])
     transaction.offsets = offsets_of(row[4])
-    transaction.prepared_ms, transaction.expires_ms, transaction.decided_ms, place = row[5:9]
+    transaction.prepared_ms, transaction.expires_ms, transaction.decided_ms, lsn = row[5:9]
     transaction.settled = row[9]
-    if place:
-        transaction.decision = Decision(place, transaction.decided_ms, (transaction,))
+    if lsn:
+        transaction.decision = Decision(lsn, transaction.decided_ms, (transaction,))
     _locate(transaction, row[10], row[11], row[12])
     return transaction
 
@@ -176,10 +191,10 @@ def _locate(transaction: Transaction, messages: int, size_bytes: int, words: byt
 
 
 def _share(transactions: Sequence[Transaction]) -> None:
-    """They were decided together, in this order."""
+    """Give these transactions one decision, in this order: they were committed by one record."""
     first = transactions[0].decision
     if first is None:
-        raise ValueError("transactions that were decided together without a decision")
+        raise ValueError("a shared decision refers to a transaction without a decision")
     decision = Decision(first.place, first.time_ms, tuple(transactions))
     for transaction in transactions:
         transaction.decision = decision

@@ -1,7 +1,7 @@
-"""The states of a transaction and what leads from one to the next, as one table.
+"""Transaction states and the table of permitted transitions.
 
-An event is either something asked of the broker (its record is on the way to the journal) or a record that
-is in the journal. What the table does not list is refused; nothing is guessed.
+An event is a request (its record is queued for the journal) or a record that was written. Transitions that
+the table does not list are rejected.
 """
 
 from typing import Final
@@ -32,21 +32,21 @@ STATES: Final = (
     READ_ONLY,
 )
 
-# Asked: the record is queued, and may yet be refused by the disk.
+# Requests: the record is queued; writing it may still fail.
 ASK_PREPARE: Final = "ask to prepare"
 ASK_COMMIT: Final = "ask to commit"
 ASK_ROLLBACK: Final = "ask to roll back"
 REFUSED: Final = "the record was not written, nothing was prepared"
 REFUSED_PREPARED: Final = "the record was not written, the transaction stays prepared"
 
-# Recorded: the record is in the journal.
+# Records: the record is written to the journal.
 PREPARE: Final = "prepare"
 DECIDE: Final = "commit"
 DROP: Final = "roll back"
 DECIDE_BY_HAND: Final = "commit by hand"
 DROP_BY_HAND: Final = "roll back by hand"
 
-# Done: no record is needed, since the journal and the partitions prove it.
+# Completion without a record: the journal and the partitions prove it.
 APPLIED: Final = "all of it is written"
 FINISH_EMPTY: Final = "nothing was in it"
 
@@ -62,7 +62,7 @@ TABLE: Final[dict[tuple[str, str], str]] = {
     (ROLLING_BACK, REFUSED): OPEN,
     (COMMITTING, REFUSED_PREPARED): PREPARED,
     (ROLLING_BACK, REFUSED_PREPARED): PREPARED,
-    # A start finds records without the steps that asked for them.
+    # Recovery replays records without the requests that led to them.
     (OPEN, PREPARE): PREPARED,
     (PREPARING, PREPARE): PREPARED,
     (OPEN, DECIDE): APPLYING,
@@ -80,17 +80,17 @@ TABLE: Final[dict[tuple[str, str], str]] = {
 }
 
 ENDED: Final = frozenset((COMMITTED, ROLLED_BACK, READ_ONLY))
-"""Nobody can do anything to it any more."""
+"""No command can change a transaction in one of these states."""
 
 HEURISTIC: Final = frozenset((HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK))
-"""Ended by an operator; remembered until somebody says forget."""
+"""States set by an operator's decision; they are kept until the forget command."""
 
 IN_DOUBT: Final = frozenset((PREPARED, COMMITTING, ROLLING_BACK))
-"""Prepared, or on the way from there; `Transaction.prepared_ms` tells these from unprepared ones."""
+"""Prepared, or ending after the prepare; unprepared ones have `Transaction.prepared_ms` 0."""
 
 
 class WrongStep(ValueError):
-    """`event` cannot happen to a transaction in `state`."""
+    """The state machine has no transition for `event` in `state`."""
 
     def __init__(self, state: str, event: str) -> None:
         super().__init__(f"a transaction that is {state} cannot take the step: {event}")
@@ -99,7 +99,10 @@ class WrongStep(ValueError):
 
 
 def step(state: str, event: str) -> str:
-    """The state that follows. Raises WrongStep."""
+    """Return the state that follows `state` on `event`.
+
+    Raises: InvalidTransition.
+    """
     try:
         return TABLE[state, event]
     except KeyError:

@@ -1,9 +1,4 @@
-"""Holds the transactions that are under way, and the journal that makes them durable.
-
-Every change of what is durable is the fold of a journal entry, live as in recovery (`ledger`). What is asked during
-a turn is queued, written in one append by `write()`, folded in order, and then told to who asked. One owner's thread,
-except where a method says otherwise.
-"""
+"""The durable store of transactions: the journal and the table replayed from it."""
 
 from __future__ import annotations
 
@@ -32,13 +27,14 @@ from tfmq.transaction.producer_state import LeasedMs, Streams
 from tfmq.transaction.slicer import SLICE_BYTES
 from tfmq.transaction.transaction_table import Holds, Ledger
 
-# When the journal's checkpoints begin, and how they end: a worker writes them while the owner goes on.
-
 logger = logging.getLogger("tfmq.transaction")
 
 
 class Checkpoints:
-    """One at a time. The owner's thread calls `tend` while no file is being begun."""
+    """Starts journal checkpoints, one at a time; a worker writes them.
+
+    The owner's thread calls `run_if_due` while no journal file is being started.
+    """
 
     def __init__(self, journal: JournalStore, run: Run) -> None:
         self._journal = journal
@@ -46,7 +42,7 @@ class Checkpoints:
         self.working = False
 
     def tend(self) -> None:
-        """Begins a checkpoint if one is due."""
+        """Start a checkpoint if one is due."""
         if self.working or not self._journal.checkpoint_due:
             return
         work = self._journal.checkpoint()
@@ -58,25 +54,18 @@ class Checkpoints:
         if error is None:
             self._journal.checkpointed(None)
         elif isinstance(error, JournalError | OSError):
-            # The old checkpoints stand; the journal stays as long as it must, and the next try comes by itself.
+            # The previous checkpoint stays valid and the journal keeps its files; the next `run_if_due` retries.
             logger.error("a checkpoint of the transaction journal failed: %s", error)
             self._journal.checkpointed(error)
         else:
             raise error
 
 
-# Numbers for transactions that nobody had before, from one durable counter: a late request of an older transaction
-# of the same name can never meet a newer one.
-#
-# They are taken from ranges; a range is forced to the disk before its first epoch is given out, and what is left of it
-# after a stop is never used. The journal may be an older copy of one that went on, so the first range of a start begins
-# at the clock's number where that is higher.
-
 RANGE: Final = 1 << 20
-"""Epochs leased at once. 63 bits last for ever at one range a start."""
+"""Epochs leased at once. 63 bits are enough for any number of starts."""
 
 AHEAD: Final = RANGE // 2
-"""So many left, and the next range is leased: half a minute of the fastest rate."""
+"""With fewer epochs left the next range is leased; half a minute at the highest rate."""
 
 WAITING = (
     "The broker's transaction journal is being written; new transactions wait for it. Try again in a moment."
@@ -84,22 +73,32 @@ WAITING = (
 
 
 EPOCHS_PER_SECOND: Final = 1 << 17
-"""More than can be given out, so the clock's number passes each range within eight seconds."""
+"""Higher than any possible rate; the clock-based epoch passes each range within 8 seconds."""
 CLOCK_BEGIN_SECONDS: Final = 1_700_000_000
 CLOCK_EPOCH_MAX: Final = 1 << 61
 
 
 def first_epoch(end: int, wall_ms: int) -> int:
-    """The first epoch of a start: not below `end`, where the journal's ranges end, and, unless no range was ever leased
-    (`end` is 1), not below the clock's number."""
+    """Return the first epoch of a start.
+
+    It is not below `end`, where the journaled ranges end, nor below the epoch derived from the clock. The
+    clock is ignored if no range was ever leased (`end` is 1).
+    """
     if end <= 1:
         return end
     return max(end, min((wall_ms // 1000 - CLOCK_BEGIN_SECONDS) * EPOCHS_PER_SECOND, CLOCK_EPOCH_MAX))
 
 
 class Epochs:
-    """Takes epochs below `end`. `lease(end, forced)` journals that those below the new `end` may be given out, and
-    calls `forced(error)` when that is on the disk, or is not going to be.
+    """Allocates unique, increasing epochs from leased ranges.
+
+    Epochs are never reused, so a late request of an older transaction cannot reach a newer one of the same
+    name. A range is durable in the journal before its first epoch is allocated; what remains of it at a
+    stop is not used. The journal may be an older copy of one that continued elsewhere, so the first range
+    of a start begins at the epoch derived from the clock if that is higher.
+
+    `lease(end, forced)` writes to the journal that epochs below `end` may be in use, and calls
+    `forced(error)` when that is durable or has failed.
     """
 
     def __init__(self, lease: Callable[[int, Callable[[BaseException | None], None]], None]) -> None:
@@ -109,12 +108,14 @@ class Epochs:
         self._trouble: BaseException | None = None
 
     def start(self, first: int, end: int) -> None:
-        """Those from `first` on, below `end`, are leased."""
+        """Set the leased range: from `first` up to, but not including, `end`."""
         self._next, self._end = first, end
 
     def take(self) -> int:
-        """The next one. Raises Busy while the next range is on its way, DiskFull or StorageStopped if the last try
-        failed; each call tries again.
+        """Allocate the next epoch. Every call retries a failed lease.
+
+        Raises: Busy while the next range is being leased, DiskFull or StorageStopped if the last lease
+        failed.
         """
         if self._end - self._next < AHEAD and not self._leasing:
             self._renew()
@@ -144,56 +145,59 @@ class Epochs:
         return StorageStopped(reason=str(self._trouble))
 
 
-# What is asked of transactions becomes records: each verb checks the state, and queues the record that changes it.
-#
-# Everything else (who may ask, limits, offsets, targets) is the handler's business. While a record waits to be written
-# the state is preparing, committing or rolling_back; if it is refused, the state is what it was before.
-
 SEND: Final = "send"
 FORGET: Final = "forget"
 
 
 class Recording:
-    """The verbs of a `JournalTransactionStore`. They raise states.WrongStep, and nothing is changed then."""
+    """Base class of the store: checks a transaction's state and queues the record of a change.
+
+    Permissions, limits, offsets and targets are the coordinator's task. While a record is queued the state
+    is preparing, committing or rolling_back; if the write fails, the previous state is restored. The
+    methods raise states.InvalidTransition, and then nothing has changed.
+    """
 
     def __init__(
         self,
-        ledger: Ledger,
+        table: Ledger,
         queue: JournalQueue,
         epochs: Epochs,
         clock: Clock,
         decided_ms: Callable[[], int],
     ) -> None:
-        self._ledger = ledger
+        self._ledger = table
         self._queue = queue
         self._epochs = epochs
         self._clock = clock
         self._decided_ms = decided_ms
-        """The time of a decision, from which the delays of what it brings count."""
+        """Returns the time of a decision, from which relative delays of its messages count."""
         self._forgetting: set[int] = set()
-        """Heuristic ones whose end is queued."""
+        """Epochs of heuristic transactions whose forget record is queued."""
 
     def begin(self, origin: Origin) -> Transaction:
-        """A new, open transaction under an epoch that nobody had before; nothing is written.
+        """Create an open transaction with a new epoch; nothing is written.
 
-        It is in `transactions`, and in `named` if it has a name. Raises Busy while new epochs wait for the disk,
-        StorageStopped or DiskFull if they do not come.
+        The transaction is in `transactions`, and in `by_xid` if it has a name.
+        Raises: Busy while new epochs are being leased, StorageStopped or DiskFull if the lease failed.
         """
         return self._ledger.begin(self._epochs.take(), origin)
 
     def discard(self, transaction: Transaction) -> None:
-        """Forgets an open transaction without a record; its outcome is not kept. Raises WrongStep for another."""
+        """Remove an open transaction without a record; no outcome is kept.
+
+        Raises: InvalidTransition if it is not open.
+        """
         states.step(transaction.state, states.FINISH_EMPTY)
         self._ledger.remove(transaction)
 
     def finish_empty(self, transaction: Transaction) -> None:
-        """An open one with nothing in it ends as "read_only", without a record."""
+        """End an open transaction without messages as "read_only", without a record."""
         states.step(transaction.state, states.FINISH_EMPTY)
         self._ledger.remove(transaction)
         transaction.state = states.READ_ONLY
 
     def add(self, transaction: Transaction, piece: Piece, written: Written) -> None:
-        """Queues a batch of an open transaction. The caller has asked `streams.check` and the limits."""
+        """Queue a batch of an open transaction. The caller has checked its sequences and the limits."""
         if transaction.state != states.OPEN:
             raise states.WrongStep(transaction.state, SEND)
         transaction.topics.setdefault(piece.log_id, piece.topic)
@@ -206,7 +210,7 @@ class Recording:
         expires_ms: int,
         written: Written,
     ) -> None:
-        """Queues the prepare; when written the state is "prepared"."""
+        """Queue the prepare record; the state is "prepared" once it is written."""
         self._ask(transaction, states.ASK_PREPARE)
         operation = journal_records.Prepare(
             transaction.epoch,
@@ -227,8 +231,10 @@ class Recording:
         offsets: Sequence[GroupPlaces] = (),
         pieces: Sequence[Piece] = (),
     ) -> None:
-        """Queues the decision: of a prepared one, or one-phase of an open one with last `offsets` and `pieces`, which
-        are written with it, all or none. When written the state is "applying" and `transaction.decision` is there.
+        """Queue the commit record of a prepared transaction, or of an open one (one-phase).
+
+        A one-phase commit may add `offsets` and `batches`, which are written atomically with the record.
+        Once written, the state is "applying" and `transaction.decision` is set.
         """
         if transaction.prepared_ms:
             if offsets or pieces:
@@ -253,7 +259,10 @@ class Recording:
         self._put(operation, written, transaction, pieces)
 
     def rollback(self, transaction: Transaction, written: Written) -> None:
-        """Queues the end of an open or prepared one; when written it is gone from `transactions`."""
+        """Queue the rollback of an open or prepared transaction.
+
+        Once written it is not in `transactions`.
+        """
         self._ask(transaction, states.ASK_ROLLBACK)
         epoch, now_ms = transaction.epoch, self._clock.wall_ms()
         operation: journal_records.Operation
@@ -264,34 +273,41 @@ class Recording:
         self._put(operation, written, transaction)
 
     def commit_by_hand(self, transaction: Transaction, written: Written) -> None:
-        """As `commit` of a prepared one; it stays, as "heuristic_committed", until `forget`."""
+        """Like `commit` of a prepared transaction, by an operator.
+
+        Kept as "heuristic_committed" until `forget`.
+        """
         self._require_prepared(transaction, states.DECIDE_BY_HAND)
         self._ask(transaction, states.ASK_COMMIT)
         operation = journal_records.HeuristicCommit(transaction.epoch, self._decided_ms())
         self._put(operation, written, transaction)
 
     def rollback_by_hand(self, transaction: Transaction, written: Written) -> None:
-        """As `rollback` of a prepared one; it stays, as "heuristic_rolled_back", until `forget`."""
+        """Like `rollback` of a prepared one, by an operator.
+
+        Kept as "heuristic_rolled_back" until `forget`.
+        """
         self._require_prepared(transaction, states.DROP_BY_HAND)
         self._ask(transaction, states.ASK_ROLLBACK)
         operation = journal_records.HeuristicRollback(transaction.epoch, self._clock.wall_ms())
         self._put(operation, written, transaction)
 
     def forget(self, transaction: Transaction, written: Written) -> None:
-        """Queues the end of a heuristic one's memory; its plain outcome stays among the outcomes.
+        """Queue the forget record of a heuristic transaction; its ordinary outcome is kept.
 
-        Raises WrongStep for any other, and for one that was committed by hand and is not settled yet.
+        Raises: InvalidTransition for any other state, and after a heuristic commit that is not completed
+        yet.
         """
         epoch = transaction.epoch
         if transaction.state not in states.HEURISTIC or not transaction.settled or epoch in self._forgetting:
             raise states.WrongStep(transaction.state, FORGET)
         self._forgetting.add(epoch)
 
-        def told(place: int, error: BaseException | None) -> None:
+        def completed(lsn: int, error: BaseException | None) -> None:
             self._forgetting.discard(epoch)
-            written(place, error)
+            written(lsn, error)
 
-        self._queue.put(journal_records.Forget(epoch, self._clock.wall_ms()), told)
+        self._queue.put(journal_records.Forget(epoch, self._clock.wall_ms()), completed)
 
     def _require_prepared(self, transaction: Transaction, event: str) -> None:
         if transaction.state != states.PREPARED:
@@ -311,7 +327,7 @@ class Recording:
         self._queue.put(operation, written, transaction=transaction, pieces=pieces, refused=refused)
 
     def _refused(self, transactions: Sequence[Transaction]) -> None:
-        """Their record was not written: each is what it was before."""
+        """Restore the states after the record of these transactions could not be written."""
         for transaction in transactions:
             event = states.REFUSED_PREPARED if transaction.prepared_ms else states.REFUSED
             self._ledger.step(transaction, event)
@@ -328,10 +344,11 @@ class Recording:
         dropped: Sequence[Transaction],
         written: Written,
     ) -> None:
-        """Queues one decision over all members (prepared), which ends `dropped` (prepared) too. When written every
-        member has the same `decision`. Without members it only drops what was left over.
+        """Queue one commit record for all `members`, which also rolls back `dropped`.
 
-        Open ones end by records of their own, which say who they are.
+        All must be prepared. Once written, all members have the same `decision`. Without members the record
+        only rolls back `dropped`. Open members need rollback records of their own, which contain their
+        origin.
         """
         self._ask_all(members, dropped)
         operation = journal_records.GroupCommit(
@@ -348,7 +365,7 @@ class Recording:
     def abort_group(
         self, group: str, sequence: int, run: str, dropped: Sequence[Transaction], written: Written
     ) -> None:
-        """Queues the fence of a run and the end of `dropped` (prepared)."""
+        """Queue the fence of a run and the rollback of `dropped` (prepared)."""
         self._ask_all((), dropped)
         operation = journal_records.GroupAbort(
             group, sequence, run, [each.epoch for each in dropped], self._clock.wall_ms()
@@ -356,11 +373,14 @@ class Recording:
         self._queue.put(operation, written, refused=partial(self._refused, dropped))
 
     def forget_group(self, group: str, written: Written) -> None:
-        """Queues the end of a group's memory."""
+        """Queue the record that forgets a commit group."""
         self._queue.put(journal_records.GroupForget(group, self._clock.wall_ms()), written)
 
     def _ask_all(self, members: Sequence[Transaction], dropped: Sequence[Transaction]) -> None:
-        """All of them, or WrongStep and nothing has changed."""
+        """Change the states of all transactions, or of none.
+
+        Raises: InvalidTransition.
+        """
         for member in members:
             self._require_prepared(member, states.DECIDE)
         for transaction in dropped:
@@ -372,11 +392,11 @@ class Recording:
 
 
 LOCAL_OUTCOMES_MAX: Final = 100_000
-"""Outcomes of transactions that only their session could name: a repeated commit comes within minutes."""
+"""Outcomes of local transactions; a repeated request follows within minutes."""
 LOCAL_OUTCOME_MS: Final = 3_600_000
 
 KEY_SIZE: Final = 16
-"""Of the digests of names; see `Outcomes`."""
+"""Bytes of the key for name digests; see `Outcomes`."""
 
 
 lost_of = attrgetter("lost")
@@ -391,16 +411,20 @@ def loss_of(transaction: Transaction) -> str:
 
 
 class JournalTransactionStore(Recording):
-    """See the module. Made by `open`.
+    """Transactions and the journal that makes them durable. Created by `open`.
 
-    `transactions`: epoch -> Transaction, all that are not settled; `listed` has them in order. `named`: xid -> the
-    latest live one of that name; `counts`: state -> how many of `transactions`.
+    Every durable change is the replay of a journal entry, live as in recovery. Requests of a turn are
+    queued; `write()` writes them in one append, applies them in order and calls their callbacks. Used by
+    one thread, except where a method states otherwise.
+
+    `transactions`: epoch -> transaction, all that are not completed. `by_xid`: name -> its latest live
+    transaction. `state_counts`: state -> number of `transactions`.
     """
 
     def __init__(
         self,
         journal: JournalStore,
-        ledger: Ledger,
+        table: Ledger,
         *,
         disk: Disk,
         folder: str,
@@ -411,22 +435,22 @@ class JournalTransactionStore(Recording):
         options: JournalOptions,
         decided_ms: Callable[[], int],
     ) -> None:
-        queue = JournalQueue(journal, ledger, force=force, run=run)
-        super().__init__(ledger, queue, Epochs(self._lease), clock, decided_ms)
+        queue = JournalQueue(journal, table, force=force, run=run)
+        super().__init__(table, queue, Epochs(self._lease), clock, decided_ms)
         self._journal = journal
         self._disk, self._folder = disk, folder
         self._randomness = randomness
         self._checkpoints = Checkpoints(journal, run)
-        self._relocation = Relocation(journal, ledger, self._queue, run, options.file_bytes)
-        self.transactions = ledger.transactions
-        self.named = ledger.named
-        self.counts = ledger.counts
-        self.streams = ledger.streams
-        self.groups = ledger.groups
+        self._relocation = Relocation(journal, table, self._queue, run, options.file_bytes)
+        self.transactions = table.transactions
+        self.named = table.named
+        self.counts = table.counts
+        self.streams = table.streams
+        self.groups = table.groups
         self.warnings: Sequence[str] = ()
-        """What the opening found that an operator should know, in sentences."""
+        """Warnings of the recovery for operators, as sentences."""
         self.dropped: Sequence[Transaction] = ()
-        """What the start has rolled back, because it was never prepared."""
+        """Transactions rolled back at the start because they were not prepared."""
 
     @classmethod
     def open(
@@ -444,15 +468,15 @@ class JournalTransactionStore(Recording):
         settings: Mapping[str, int],
         decided_ms: Callable[[], int] | None = None,
     ) -> JournalTransactionStore:
-        """Opens or makes the journal in the existing `folder`, after recovery; forces a first range of epochs.
+        """Open or create the journal in the existing `folder`, recover it, lease epochs durably.
 
-        Transactions that were never prepared are gone then; prepared and decided ones are in `transactions`.
-        `force(journal, place, waiter)`: a Forcer's `want`. `limits` by name, `settings` the keys `transaction.*`
-        without that prefix (outcome_seconds, journal_file_bytes). `decided_ms`: the time that decisions carry, ms since
-        1970, if another than the wall clock's.
-        Raises Corrupt (file and position named; nothing was changed), NewerFormat, Full, Stopped, OSError.
+        Afterwards unprepared transactions are rolled back; prepared and decided ones are in `transactions`.
+        `request_fsync` requests an fsync of the journal up to an LSN. `limits` are by name; `settings` are
+        the keys `transaction.*` without that prefix (outcome_seconds, journal_file_bytes). `decision_time`
+        returns the time of decisions, in ms since 1970; default is the wall clock.
+        Raises: Corrupt (with file and position; nothing was changed), NewerFormat, Full, Stopped, OSError.
         """
-        ledger = Ledger(
+        table = Ledger(
             outcomes=Outcomes(
                 outcomes_max=limits["transaction_outcomes"], keep_ms=settings["outcome_seconds"] * 1000
             ),
@@ -471,13 +495,13 @@ class JournalTransactionStore(Recording):
             folder,
             new_id=new_id,
             clock=clock,
-            state=ledger,
+            state=table,
             options=options,
             randomness=randomness,
         )
         store = cls(
             journal,
-            ledger,
+            table,
             disk=disk,
             folder=folder,
             clock=clock,
@@ -498,16 +522,16 @@ class JournalTransactionStore(Recording):
         self.dropped = self._ledger.recovered(Holds(self._journal))
         first = first_epoch(self._ledger.epochs_end, self._clock.wall_ms())
         if self._ledger.repaired:
-            first += RANGE  # of one that is lost nobody knows which were given out
+            first += RANGE  # A lost lease record may have leased one more range.
         lease = self._epochs_operation(first + RANGE)
         try:
-            (place,) = self._journal.append([entry.Operation(*journal_records.pack(lease))])
+            (lsn,) = self._journal.append([entry.Operation(*journal_records.pack(lease))])
             self._journal.force()
         except Full:
-            # The broker starts on a full disk, too; the first transaction asks again.
+            # The broker also starts on a full disk; the first transaction retries the lease.
             self._epochs.start(first, first)
             return
-        self._ledger.enter(place, lease)
+        self._ledger.enter(lsn, lease)
         assert self._ledger.holds is not None
         self._ledger.holds.rolled()
         self._epochs.start(first, first + RANGE)
@@ -516,40 +540,40 @@ class JournalTransactionStore(Recording):
         return journal_records.Epochs(end, self._clock.wall_ms(), self._randomness(KEY_SIZE))
 
     def _lease(self, end: int, forced: Waiter) -> None:
-        def written(place: int, error: BaseException | None) -> None:
+        def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
                 forced(error)
             else:
-                self._queue.when_forced(place, forced)
+                self._queue.when_forced(lsn, forced)
 
         self._queue.put(self._epochs_operation(end), written)
 
     @property
     def journal_id(self) -> int:
-        """Names this journal as the source of effects: `Source(SOURCE_TRANSACTION, journal_id, place, number)`."""
+        """Id of this journal in the `Source` of effects: (SOURCE_TRANSACTION, id, LSN, ordinal)."""
         return self._journal.journal_id
 
     @property
     def end_place(self) -> int:
-        """The place where the next entry goes: every decision so far lies before it."""
+        """LSN of the next entry; every decision so far has a lower one."""
         return self._journal.end_offset
 
     @property
     def size_bytes(self) -> int:
-        """Of all that is kept for transactions, as it lies in the journal: messages, and a header for each batch."""
+        """Bytes retained in the journal for transactions: messages and one entry header per batch."""
         return self._ledger.kept.entries_bytes
 
     @property
     def batches(self) -> int:
-        """How many batches they came in, each of which has memory."""
+        """Number of batches retained; each also takes memory."""
         return self._ledger.kept.batches
 
     def is_durable(self, transaction: Transaction) -> bool:
-        """Whether the record that made its state is on the disk: a power cut could else take the state back."""
+        """Whether the record of the state is durable; otherwise a power failure could revert it."""
         return transaction.place < self._journal.forced_offset
 
     def ending(self, xid: str, epoch: int = 0) -> Transaction | None:
-        """A prepared one that was rolled back, by a record that is not on the disk yet: it may come back."""
+        """Return a prepared transaction whose written rollback is not durable yet: it may come back."""
         for transaction in reversed(self._ledger.ending.values()):
             if transaction.origin.xid == xid and epoch in (0, transaction.epoch):
                 return None if self.is_durable(transaction) else transaction
@@ -557,41 +581,46 @@ class JournalTransactionStore(Recording):
 
     @property
     def stopped(self) -> str | None:
-        """Why nothing can be written any more; None: it can."""
+        """Why the journal accepts no more writes; None while it does."""
         return self._journal.stopped
 
     def outcome(self, xid: str, epoch: int = 0) -> Outcome | None:
-        """What became of a transaction that is over: of that very epoch, or of the latest of that name."""
+        """Return the outcome of the ended transaction `xid` at `epoch`, or its latest for epoch 0."""
         return self._ledger.outcome(xid, epoch)
 
     def left_nothing(self, xid: str, epoch: int) -> bool:
-        """Whether a local transaction that is over, and whose outcome is not remembered, was certainly not committed:
-        its epoch was given out, and no outcome of its time is forgotten.
+        """Whether an ended local transaction without a known outcome was certainly not committed.
+
+        True if its epoch was leased and no outcome of its time has expired.
         """
         given = self._ledger.local_outcomes.forgotten < epoch < self._ledger.epochs_end
         return given and xid.startswith(LOCAL_PREFIX) and self.outcome(xid, epoch) is None
 
     @property
     def repaired(self) -> bool:
-        """Whether a repair lost some of the journal, ever: what is not there may have been."""
+        """Whether a repair has ever removed journal entries: missing state may have been lost."""
         return self._ledger.streams.torn
 
-    # After the decision
+    # Applying a decision
 
     def slices(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
     ) -> Iterator[Slice]:
-        """What is still to go into one partition, behind the message number `after`.
+        """Yield a partition's messages after ordinal `after` as slices of at most `slice_bytes`.
 
-        Appends of at most `slice_bytes` (one block alone may be larger), read from the journal and verified. Any
-        thread, beside the owner. Raises Corrupt, OSError.
+        A single larger block is one slice. Entries are read from the journal and verified. Any thread may
+        call this, concurrently with the owner.
+        Raises: Corrupt, OSError.
         """
         return slicer.slices(self._journal.read, decision.rows(log_id), log_id, after, slice_bytes)
 
     def slices_cached(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
     ) -> list[Slice] | None:
-        """The same at once, if it is little and need not wait for the disk; else None. Raises Corrupt."""
+        """Like `read_slices`, as a list; None if it is too much or the disk must be read.
+
+        Raises: Corrupt.
+        """
         cached = decision.transactions[0].cached
         rows = decision.rows(log_id)
         if cached is not None:
@@ -599,17 +628,20 @@ class JournalTransactionStore(Recording):
         return slicer.slices_at_once(self._journal.read_cached, rows, log_id, after, slice_bytes)
 
     def applied(self, decision: Decision) -> None:
-        """All its effects are written, or their targets gone: the states become "committed", memory is freed."""
+        """Mark a decision as applied: every effect is written, or its target deleted.
+
+        Frees its memory.
+        """
         for transaction in decision.transactions:
             self._ledger.step(transaction, states.APPLIED)
             self._queue.uncache(transaction)
         decision.release()
 
     def settle(self, decision: Decision) -> None:
-        """All its effects are on the disk: the journal need not keep its messages. After `applied`."""
+        """Release the journal entries of an applied decision whose effects are all durable."""
         self._ledger.settle(decision)
 
-    # Turning
+    # Turns and housekeeping
 
     @property
     def due(self) -> bool:
@@ -617,40 +649,50 @@ class JournalTransactionStore(Recording):
         return self._queue.due
 
     def write(self) -> bool:
-        """The turn's end: appends what is queued, folds it, tells who asked; whether it did anything. What waits for a
-        new file in a worker owns its bytes from then on.
+        """Append and apply what is queued, at the end of a turn; False if there was no work.
+
+        Items that wait for a new journal file own their data.
         """
         wrote = self._queue.write()
         if wrote and not self._queue.working:
             self._checkpoints.tend()
         return wrote
 
-    def when_forced(self, place: int, waiter: Waiter) -> None:
-        """`waiter(None)` once the entry at `place` is on the disk, `waiter(error)` if the journal stops before."""
-        self._queue.when_forced(place, waiter)
+    def when_forced(self, lsn: int, waiter: Waiter) -> None:
+        """Call `waiter(None)` once the entry at `lsn` is durable.
+
+        Calls `waiter(error)` if the journal stops first.
+        """
+        self._queue.when_forced(lsn, waiter)
 
     def tend(self) -> None:
-        """Housekeeping, about once a second: a checkpoint if one is due, old files emptied if they hold too little."""
+        """Start a checkpoint or compaction if one is due; call this about once a second."""
         if self._queue.working:
             return
         self._relocation.tend()
         self._checkpoints.tend()
 
     def listed(self, after_epoch: int = 0) -> Iterator[Transaction]:
-        """`transactions` with an epoch above `after_epoch`, by rising epoch, without looking at those before."""
+        """Yield transactions with an epoch above `after_epoch`, by rising epoch.
+
+        Skips earlier ones at no cost.
+        """
         transactions = self.transactions
         for epoch in self._ledger.order.after(after_epoch):
             yield transactions[epoch]
 
     def check(self, size_bytes: int) -> None:
-        """Whether the journal takes so many bytes more. Raises StorageStopped, DiskFull."""
+        """Check whether the journal accepts `size_bytes` more.
+
+        Raises: StorageStopped, DiskFull.
+        """
         if self._journal.stopped is not None:
             raise StorageStopped(reason=self._journal.stopped, outcome="not done")
         if self._disk.free_space(self._folder) < size_bytes:
             raise DiskFull()
 
     def status(self) -> Mapping[str, Any]:
-        """journal: "open" or why it stopped; journal_bytes; bytes (of all messages kept)."""
+        """Return "journal" ("open" or why it stopped), "journal_bytes" and "bytes" (of messages)."""
         return {
             "journal": self._journal.stopped or "open",
             "journal_bytes": self._journal.size_bytes,
@@ -659,13 +701,16 @@ class JournalTransactionStore(Recording):
 
     @property
     def idle(self) -> bool:
-        """Nothing is queued or under way: it may be closed."""
+        """Whether nothing is queued or running, so that the store may be closed."""
         return self._queue.idle and not self._checkpoints.working and not self._relocation.working
 
     def close(self) -> None:
-        """Forces, writes a last checkpoint, closes; only when `idle`. Raises Stopped, Full: closed all the same."""
+        """Fsync, write a last checkpoint and close; only when `idle`.
+
+        Raises: Stopped, Full; the journal is closed all the same.
+        """
         self._journal.close()
 
     def abandon(self, reason: str) -> None:
-        """Lets go without writing anything more."""
+        """Close the journal without writing anything more."""
         self._journal.abandon(reason)

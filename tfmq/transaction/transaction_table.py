@@ -1,7 +1,8 @@
-"""Which files of the journal transactions need: one hold for each transaction and file.
+"""The table of live transactions, rebuilt by replaying the transaction journal.
 
-A hold for each batch would cost a large transaction as much at its end as it had batches. So a transaction keeps one
-place in each file where it has batches; since places only grow, the file that is written tells a new one.
+`TransactionTable` applies journal entries in order, both live and in recovery. Its parts: references to
+journal files that are still needed, the retained size, relocation of entries by compaction, and an index of
+epochs for paging.
 """
 
 from __future__ import annotations
@@ -30,16 +31,21 @@ from tfmq.transaction.producer_state import Streams
 
 
 class Held(Protocol):
-    """What of a `JournalStore` counts holds."""
+    """The methods of `JournalStore` that count file references."""
 
     @property
     def files(self) -> list[JournalFileInfo]: ...
-    def hold(self, place: int) -> None: ...
-    def release(self, place: int) -> None: ...
+    def hold(self, lsn: int) -> None: ...
+    def release(self, lsn: int) -> None: ...
 
 
 class Holds:
-    """See the module."""
+    """References of transactions to the journal files that contain their batches.
+
+    A transaction has one reference per file, not per batch: otherwise the end of a large transaction would
+    cost as much as it has batches. LSNs only increase, so a batch in the file being written is detected by
+    comparing with that file's first LSN.
+    """
 
     def __init__(self, journal: Held) -> None:
         self._journal = journal
@@ -48,54 +54,49 @@ class Holds:
         self.rolled()
 
     def rolled(self) -> None:
-        """The journal may have other files now."""
+        """Read the list of journal files again after it changed."""
         self._firsts = [file.first for file in self._journal.files]
         self._first = self._firsts[-1]
 
-    def add(self, transaction: Transaction, place: int) -> None:
-        """The transaction has a batch at `place`, in the file that is written."""
+    def add(self, transaction: Transaction, lsn: int) -> None:
+        """Add a reference for a batch that was appended to the current file."""
         files = transaction.files
         if not files or files[-1] < self._first:
-            self._journal.hold(place)
-            files.append(place)
+            self._journal.hold(lsn)
+            files.append(lsn)
 
     def adopt(self, transaction: Transaction) -> None:
-        """After a start, which held every one of its places: one in each file is enough."""
+        """Reduce the references that recovery took for every batch to one per file."""
         kept: dict[int, int] = {}
-        for place in transaction.places():
-            number = self._number(place)
-            if kept.setdefault(number, place) != place:
-                self._journal.release(place)
+        for lsn in transaction.places():
+            number = self._number(lsn)
+            if kept.setdefault(number, lsn) != lsn:
+                self._journal.release(lsn)
         transaction.files = [kept[number] for number in sorted(kept)]
 
     def release(self, transaction: Transaction) -> None:
-        """The journal need not keep anything of it."""
+        """Release all references of a transaction."""
         files, transaction.files = transaction.files, []
-        for place in files:
-            self._journal.release(place)
+        for lsn in files:
+            self._journal.release(lsn)
 
     def renew(self, transaction: Transaction) -> None:
-        """Its locations have changed: holds what it needs now, and nothing else."""
+        """Replace the references of a transaction after its batch locations changed."""
         needed: dict[int, int] = {}
-        for place in transaction.places():
-            needed.setdefault(self._number(place), place)
+        for lsn in transaction.places():
+            needed.setdefault(self._number(lsn), lsn)
         places = [needed[number] for number in sorted(needed)]
-        for place in places:
-            self._journal.hold(place)
+        for lsn in places:
+            self._journal.hold(lsn)
         self.release(transaction)
         transaction.files = places
 
-    def _number(self, place: int) -> int:
-        return bisect_right(self._firsts, place)
-
-
-# How much the journal keeps for transactions: of the messages, and of what each batch of them costs besides.
+    def _number(self, lsn: int) -> int:
+        return bisect_right(self._firsts, lsn)
 
 
 class Kept:
-    """`size_bytes`: of all messages. `batches`: how many they came in; each has memory here, and in the journal a
-    header.
-    """
+    """Total size of messages and number of batches that the journal retains for transactions."""
 
     __slots__ = ("batches", "size_bytes")
 
@@ -104,16 +105,16 @@ class Kept:
 
     @property
     def entries_bytes(self) -> int:
-        """What lives in the journal's files: the messages with the headers of their entries."""
+        """Size in the journal files: the messages and the headers of their entries."""
         return self.size_bytes + self.batches * ENTRY_BYTES
 
     def add(self, size_bytes: int) -> None:
-        """A batch."""
+        """Count one batch."""
         self.size_bytes += size_bytes
         self.batches += 1
 
     def take(self, transaction: Transaction) -> None:
-        """All that a transaction of a snapshot has."""
+        """Count all batches of a transaction loaded from a snapshot."""
         self.size_bytes += transaction.size_bytes
         self.batches += transaction.locations.rows
 
@@ -122,29 +123,32 @@ class Kept:
         self.size_bytes -= size_bytes
 
     def let_go(self, transaction: Transaction) -> None:
-        """The same, before its locations are cleared."""
+        """Subtract all batches of a transaction; call it before its locations are cleared."""
         self.size_bytes -= transaction.size_bytes
         self.batches -= transaction.locations.rows
 
 
 NOBODY: Final = Origin("", True, 0, 0, 0)
-"""Of a transaction of which a start has found messages only: it is dropped unless a record behind names it."""
+"""Origin of a transaction of which recovery has found only messages so far.
+
+It is rolled back unless a later record names it.
+"""
 
 EPOCH_FIRST: Final = 1
 
 
 class Ledger:
-    """What the entries of the transaction journal add up to: a pure fold, live as in recovery.
+    """Live transactions, outcomes, producer states and commit groups, replayed from the journal.
 
-    The same entries in the same order give the same ledger, over a snapshot or not. Two things are no entries, because
-    the journal and the partitions prove them without: that a transaction was begun (until its first record), and that
-    all of a decision is on the disk (`settle`). So a start may find decisions again that were settled before; the
-    partitions know that they have them.
+    The same entries in the same order give the same table, with or without a snapshot. Two events have no
+    journal entry, because the journal and the partitions prove them: the begin of a transaction (before its
+    first record), and `complete`. Recovery may therefore find completed decisions again; the partitions
+    detect that they have them.
 
-    An entry that does not fit what came before is damage and raises ValueError, unless a repair has left a filler
-    before it: then what was lost with the filler is left out, and counted.
+    An entry that contradicts earlier entries is corruption and raises ValueError, unless a repair has left
+    a filler before it: then whatever was lost with the filler is skipped and counted.
 
-    `outcomes` of transactions named by users, `local_outcomes` of those that the broker named.
+    `outcomes` has named transactions, `local_outcomes` those named by the broker.
     """
 
     def __init__(
@@ -158,27 +162,33 @@ class Ledger:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing, as before the first entry; outcomes, streams and groups are their own."""
+        """Reset the transactions to the state before the first entry.
+
+        Does not clear the other parts.
+        """
         self.transactions: dict[int, Transaction] = {}
         self.named: dict[str, Transaction] = {}
         self.counts: dict[str, int] = dict.fromkeys(states.STATES, 0)
         self.order = Order(self.transactions)
         self.epochs_end = EPOCH_FIRST
         self.time_ms = 0
-        """The latest time in any record: what expires does so by it, and so alike whenever it is folded."""
+        """The latest time of any record.
+
+        Expiry uses it instead of the clock, so that replay is deterministic.
+        """
         self.kept = Kept()
         self.holds: Holds | None = None
-        """None while recovering."""
+        """None during recovery."""
         self.repaired = 0
-        """Fillers seen."""
+        """Number of fillers seen; a repair writes them in place of lost entries."""
         self.ending: dict[int, Transaction] = {}
-        """Prepared ones that were rolled back by a record that may not be on the disk yet, in the order of places."""
+        """Prepared transactions whose rollback record may not be durable yet, in LSN order."""
         self._moves = Moves()
 
-    # Without a record
+    # Changes without a journal entry
 
     def begin(self, epoch: int, origin: Origin) -> Transaction:
-        """A new, open transaction."""
+        """Create an open transaction."""
         transaction = self._add(Transaction(epoch, origin))
         if origin.producer_id:
             self.streams.begin(origin.producer_id, origin.number, epoch)
@@ -186,14 +196,17 @@ class Ledger:
         return transaction
 
     def step(self, transaction: Transaction, event: str) -> None:
-        """Raises WrongStep."""
+        """Move a transaction to the state that follows `event`.
+
+        Raises: InvalidTransition.
+        """
         state = states.step(transaction.state, event)
         self.counts[transaction.state] -= 1
         self.counts[state] += 1
         transaction.state = state
 
     def remove(self, transaction: Transaction) -> None:
-        """It is over, and nothing of it is needed."""
+        """Remove an ended transaction and release everything that it holds."""
         if self.transactions.pop(transaction.epoch, None) is None:
             return
         self.counts[transaction.state] -= 1
@@ -208,7 +221,10 @@ class Ledger:
         self._let_go(transaction)
 
     def settle(self, decision: Decision) -> None:
-        """All of it is on the disk of its targets."""
+        """Release the journal entries of a decision that is durable at all its targets.
+
+        Removes its transactions, except heuristic ones, which stay until the forget record.
+        """
         for transaction in decision.transactions:
             if transaction.state == states.HEURISTIC_COMMITTED:
                 self._let_go(transaction)
@@ -216,12 +232,16 @@ class Ledger:
                 self.remove(transaction)
 
     def outcome(self, xid: str, epoch: int = 0) -> Outcome | None:
+        """Return the outcome of `xid` at `epoch`, or its latest for epoch 0; None if not known."""
         return self.outcomes.find(xid, epoch) or self.local_outcomes.find(xid, epoch)
 
-    # Entries
+    # Replay of journal entries
 
     def apply(self, entry: Entry) -> None:
-        """One entry, as the journal gives it back. Raises ValueError."""
+        """Apply one entry read back from the journal.
+
+        Raises: ValueError.
+        """
         content = entry.content
         if isinstance(content, AppendMsg):
             self.message(entry.place, content)
@@ -233,11 +253,11 @@ class Ledger:
         else:
             self.enter(entry.place, journal_records.unpack(*content))
 
-    def message(self, place: int, message: AppendMsg) -> Transaction | None:
-        """A batch is in the journal; the transaction to which it belongs, None if that is over."""
+    def message(self, lsn: int, message: AppendMsg) -> Transaction | None:
+        """Apply a batch at `lsn`. Return its transaction, None if that has ended."""
         epoch, log_id, producer_id, sequence, count, _, data, moved_from = message
         if moved_from:
-            return self._moved(place, epoch, moved_from)
+            return self._moved(lsn, epoch, moved_from)
         missing = self.streams.sent(producer_id, epoch, sequence, count)
         if self.holds is not None and epoch not in self.transactions:
             return None
@@ -245,16 +265,19 @@ class Ledger:
         if missing and self.repaired:
             self._lose(transaction, missing)
         size = len(data)
-        transaction.locations.add(place, log_id, count, size)
+        transaction.locations.add(lsn, log_id, count, size)
         transaction.messages += count
         transaction.size_bytes += size
         self.kept.add(size)
         if self.holds is not None:
-            self.holds.add(transaction, place)
+            self.holds.add(transaction, lsn)
         return transaction
 
-    def enter(self, place: int, operation: journal_records.Operation) -> None:
-        """One operation is in the journal at `place`. Raises ValueError if it does not fit."""
+    def enter(self, lsn: int, operation: journal_records.Operation) -> None:
+        """Apply one operation at `lsn`.
+
+        Raises: ValueError if it contradicts earlier entries.
+        """
         time_ms = max(self.time_ms, operation.time_ms)
         if time_ms != self.time_ms:
             self.time_ms = time_ms
@@ -262,77 +285,77 @@ class Ledger:
             self.local_outcomes.expire(time_ms)
             self.groups.expire(time_ms)
         self.streams.expire(time_ms)
-        _RULES[type(operation)](self, place, operation)
+        _RULES[type(operation)](self, lsn, operation)
 
-    def _prepare(self, place: int, said: journal_records.Prepare) -> None:
-        transaction = self._described(said)
-        transaction.place = place
-        transaction.prepared_ms = said.time_ms
-        transaction.expires_ms = said.expires_ms
+    def _prepare(self, lsn: int, record: journal_records.Prepare) -> None:
+        transaction = self._described(record)
+        transaction.place = lsn
+        transaction.prepared_ms = record.time_ms
+        transaction.expires_ms = record.expires_ms
         self.step(transaction, states.PREPARE)
         self._ended(transaction, states.PREPARED)
 
-    def _local_commit(self, place: int, said: journal_records.LocalCommit) -> None:
-        self._decide(Decision(place, said.time_ms, (self._described(said),)), states.DECIDE)
+    def _local_commit(self, lsn: int, record: journal_records.LocalCommit) -> None:
+        self._decide(Decision(lsn, record.time_ms, (self._described(record),)), states.DECIDE)
 
-    def _commit(self, place: int, said: journal_records.Commit) -> None:
-        self._decide_prepared(place, said.time_ms, (said.epoch,), states.DECIDE)
+    def _commit(self, lsn: int, record: journal_records.Commit) -> None:
+        self._decide_prepared(lsn, record.time_ms, (record.epoch,), states.DECIDE)
 
-    def _commit_by_hand(self, place: int, said: journal_records.HeuristicCommit) -> None:
-        self._decide_prepared(place, said.time_ms, (said.epoch,), states.DECIDE_BY_HAND)
+    def _commit_by_hand(self, lsn: int, record: journal_records.HeuristicCommit) -> None:
+        self._decide_prepared(lsn, record.time_ms, (record.epoch,), states.DECIDE_BY_HAND)
 
-    def _rollback(self, place: int, said: journal_records.Rollback) -> None:
-        self._drop(place, (said.epoch,), said.time_ms)
+    def _rollback(self, lsn: int, record: journal_records.Rollback) -> None:
+        self._drop(lsn, (record.epoch,), record.time_ms)
 
-    def _local_rollback(self, place: int, said: journal_records.LocalRollback) -> None:
-        self._describe(self._found(said.epoch), said.origin)
-        self._drop(place, (said.epoch,), said.time_ms)
+    def _local_rollback(self, lsn: int, record: journal_records.LocalRollback) -> None:
+        self._describe(self._found(record.epoch), record.origin)
+        self._drop(lsn, (record.epoch,), record.time_ms)
 
-    def _rollback_by_hand(self, place: int, said: journal_records.HeuristicRollback) -> None:
-        for transaction in self._known((said.epoch,)):
-            transaction.place = place
-            transaction.decided_ms = said.time_ms
+    def _rollback_by_hand(self, lsn: int, record: journal_records.HeuristicRollback) -> None:
+        for transaction in self._known((record.epoch,)):
+            transaction.place = lsn
+            transaction.decided_ms = record.time_ms
             self.step(transaction, states.DROP_BY_HAND)
             self._ended(transaction, states.ROLLED_BACK)
             self._leave(transaction)
             self._let_go(transaction)
 
-    def _forget(self, place: int, said: journal_records.Forget) -> None:
-        for transaction in self._known((said.epoch,)):
+    def _forget(self, lsn: int, record: journal_records.Forget) -> None:
+        for transaction in self._known((record.epoch,)):
             if transaction.state not in states.HEURISTIC:
-                raise ValueError(f"transaction {said.epoch} is {transaction.state}: it cannot be forgotten")
+                raise ValueError(f"transaction {record.epoch} is {transaction.state}: it cannot be forgotten")
             committed = transaction.state == states.HEURISTIC_COMMITTED
             self._remember(transaction, states.COMMITTED if committed else states.ROLLED_BACK)
             self.remove(transaction)
 
-    def _epochs(self, place: int, said: journal_records.Epochs) -> None:
-        self.epochs_end = max(self.epochs_end, said.end)
+    def _epochs(self, lsn: int, record: journal_records.Epochs) -> None:
+        self.epochs_end = max(self.epochs_end, record.end)
         for outcomes in (self.outcomes, self.local_outcomes):
-            outcomes.key = outcomes.key or said.key
-            outcomes.leased(said.end)
+            outcomes.key = outcomes.key or record.key
+            outcomes.leased(record.end)
 
-    def _group_commit(self, place: int, said: journal_records.GroupCommit) -> None:
-        self.groups.committed(said.group, said.sequence, said.run, said.rows, said.time_ms)
-        if said.members:
-            self._decide_prepared(place, said.time_ms, said.members, states.DECIDE)
-        self._drop(place, said.dropped, said.time_ms)
+    def _group_commit(self, lsn: int, record: journal_records.GroupCommit) -> None:
+        self.groups.committed(record.group, record.sequence, record.run, record.rows, record.time_ms)
+        if record.members:
+            self._decide_prepared(lsn, record.time_ms, record.members, states.DECIDE)
+        self._drop(lsn, record.dropped, record.time_ms)
 
-    def _group_abort(self, place: int, said: journal_records.GroupAbort) -> None:
-        self._drop(place, said.dropped, said.time_ms)
-        self.groups.aborted(said.group, said.sequence, said.run, self.time_ms)
+    def _group_abort(self, lsn: int, record: journal_records.GroupAbort) -> None:
+        self._drop(lsn, record.dropped, record.time_ms)
+        self.groups.aborted(record.group, record.sequence, record.run, self.time_ms)
 
-    def _group_forget(self, place: int, said: journal_records.GroupForget) -> None:
-        self.groups.forget(said.group)
+    def _group_forget(self, lsn: int, record: journal_records.GroupForget) -> None:
+        self.groups.forget(record.group)
 
-    # What several rules share
+    # Shared by several operations
 
-    def _described(self, said: journal_records.Prepare | journal_records.LocalCommit) -> Transaction:
-        """The transaction of which `said` tells everything."""
-        transaction = self._found(said.epoch)
-        self._describe(transaction, said.origin)
-        transaction.topics = dict(said.topics)
-        transaction.offsets = said.offsets
-        self._complete(transaction, said.messages)
+    def _described(self, record: journal_records.Prepare | journal_records.LocalCommit) -> Transaction:
+        """Update the transaction from the fields of a prepare or local commit record."""
+        transaction = self._found(record.epoch)
+        self._describe(transaction, record.origin)
+        transaction.topics = dict(record.topics)
+        transaction.offsets = record.offsets
+        self._complete(transaction, record.messages)
         return transaction
 
     def _describe(self, transaction: Transaction, origin: Origin) -> None:
@@ -354,12 +377,16 @@ class Ledger:
         return transaction
 
     def _found(self, epoch: int) -> Transaction:
-        """The transaction; made here if a start finds nothing of it before, maybe not even the lease of its epoch."""
+        """Return the transaction, created if recovery has found no earlier entry of it."""
+        # Even the lease record of its epoch may be missing.
         self.epochs_end = max(self.epochs_end, epoch + 1)
         return self.transactions.get(epoch) or self._add(Transaction(epoch, NOBODY))
 
     def _known(self, epochs: Iterable[int]) -> list[Transaction]:
-        """Raises ValueError for one that is not there, unless a repair has lost something."""
+        """Return the transactions with these epochs, skipping missing ones if a repair lost entries.
+
+        Raises: ValueError for a missing one without a repair.
+        """
         found = []
         for epoch in epochs:
             transaction = self.transactions.get(epoch)
@@ -369,10 +396,10 @@ class Ledger:
                 raise ValueError(f"there is no transaction {epoch}")
         return found
 
-    def _decide_prepared(self, place: int, time_ms: int, epochs: Iterable[int], event: str) -> None:
+    def _decide_prepared(self, lsn: int, time_ms: int, epochs: Iterable[int], event: str) -> None:
         transactions = tuple(self._known(epochs))
         if transactions:
-            self._decide(Decision(place, time_ms, transactions), event)
+            self._decide(Decision(lsn, time_ms, transactions), event)
 
     def _decide(self, decision: Decision, event: str) -> None:
         for transaction in decision.transactions:
@@ -385,9 +412,9 @@ class Ledger:
             if event == states.DECIDE:
                 self._remember(transaction, states.COMMITTED)
 
-    def _drop(self, place: int, epochs: Iterable[int], time_ms: int) -> None:
+    def _drop(self, lsn: int, epochs: Iterable[int], time_ms: int) -> None:
         for transaction in self._known(epochs):
-            transaction.place = place
+            transaction.place = lsn
             transaction.decided_ms = time_ms
             self.step(transaction, states.DROP)
             self._ended(transaction, states.ROLLED_BACK)
@@ -397,7 +424,7 @@ class Ledger:
                 self.ending[transaction.epoch] = transaction
 
     def _ended(self, transaction: Transaction, state: str) -> None:
-        """The stream that began it knows how far it is."""
+        """Record in the producer's state what its request led to."""
         origin = transaction.origin
         if origin.producer_id:
             self.streams.ended(origin.producer_id, origin.number, transaction.epoch, state, self.time_ms)
@@ -413,7 +440,7 @@ class Ledger:
             outcomes.record(origin.xid, transaction.epoch, state, transaction.decided_ms)
 
     def _let_go(self, transaction: Transaction) -> None:
-        """The journal need not keep its messages."""
+        """Release the journal entries of the transaction's messages."""
         if transaction.settled:
             return
         transaction.settled = True
@@ -422,29 +449,32 @@ class Ledger:
         if self.holds is not None:
             self.holds.release(transaction)
 
-    def _moved(self, place: int, epoch: int, moved_from: int) -> Transaction | None:
-        """The batch at `moved_from` is at `place` now, too; the transaction, None if it does not need it."""
+    def _moved(self, lsn: int, epoch: int, moved_from: int) -> Transaction | None:
+        """Apply a relocated copy of a batch. Return the transaction, None if it no longer needs it."""
         transaction = self.transactions.get(epoch)
         if transaction is None or transaction.decision is not None or transaction.settled:
             return None
-        if not self._moves.move(transaction, place, moved_from):
+        if not self._moves.move(transaction, lsn, moved_from):
             return None
         if self.holds is not None:
-            self.holds.add(transaction, place)
+            self.holds.add(transaction, lsn)
         return transaction
 
-    # What a repair lost
+    # Entries lost in a repair
 
     def _complete(self, transaction: Transaction, messages: int) -> None:
-        """A record names how many messages it had. Raises ValueError if they are not there, and nothing says why."""
+        """Compare the message count with that of a record; missing messages are counted as lost.
+
+        Raises: ValueError if the counts differ and no repair explains it.
+        """
         if missing := messages - transaction.messages:
             if missing < 0 or not self.repaired:
                 has = f"transaction {transaction.epoch} has {transaction.messages} messages in the journal"
-                raise ValueError(f"{has} and says that it has {messages}")
+                raise ValueError(f"{has} but its record states {messages}")
             self._lose(transaction, missing)
 
     def _lose(self, transaction: Transaction, missing: int) -> None:
-        """Messages are lost that stood before the next ones: they keep their numbers."""
+        """Count messages lost before the next batch; they keep their ordinals."""
         transaction.locations.add(0, LOST, missing, 0)
         self.kept.add(0)
         transaction.messages += missing
@@ -468,7 +498,10 @@ class Ledger:
     # journal.wal.store.JournalState
 
     def load(self, data: bytes) -> None:
-        """Starts from what `dump` gave; b"" is the state of an empty journal. Raises ValueError, NewerFormat."""
+        """Restore the result of `dump`; b"" is the state of an empty journal.
+
+        Raises: ValueError, NewerFormat.
+        """
         self.clear()
         for part in self._parts:
             part.clear()
@@ -485,14 +518,17 @@ class Ledger:
             self._restore(transaction)
 
     def _restore(self, transaction: Transaction) -> None:
-        """One that a snapshot holds."""
+        """Add a transaction loaded from a snapshot."""
         self._add(transaction)
         self._name(transaction)
         if not transaction.settled:
             self.kept.take(transaction)
 
     def dump(self) -> Callable[[], bytes]:
-        """Captures the state in the owner's thread; what it answers packs it, in a worker maybe."""
+        """Capture the state and return a function that encodes it.
+
+        Call this in the owner's thread; the returned function may run in a worker.
+        """
         self._moves.share()
         head = snapshot.Head(self.time_ms, self.epochs_end, [part.dump() for part in self._parts])
         return snapshot.capture(head, self.transactions.values())
@@ -504,12 +540,12 @@ class Ledger:
                 yield from transaction.places()
 
     def held(self) -> Iterator[int]:
-        """The places that are still needed."""
+        """Yield the LSNs that are still needed."""
         for transaction in self.transactions.values():
             yield from transaction.places()
 
     def recovered(self, holds: Holds) -> list[Transaction]:
-        """The end of a start: what was never prepared is rolled back. Answers those transactions."""
+        """Finish recovery: roll back the unprepared transactions and return them."""
         self.holds = holds
         for transaction in self.transactions.values():
             holds.adopt(transaction)
@@ -535,55 +571,55 @@ _RULES: Final[dict[type, Callable[[Ledger, int, Any], None]]] = {
 }
 
 
-# Changes where a transaction's batches lie, when the journal has carried them forward.
-
-
 class Moves:
-    """Snapshots that are being packed share locations with the ledger: the first move of a transaction after each
-    copies them.
+    """Updates batch locations when compaction copies entries forward.
+
+    A snapshot that is being encoded in a worker shares the location arrays, so the first relocation of a
+    transaction after each snapshot copies its array.
     """
 
     def __init__(self) -> None:
         self._copied: set[int] = set()
         self._rows: tuple[int, dict[int, int]] = (0, {})
-        """An epoch, and which of its batches lies at which place."""
+        """(epoch, LSN -> row of the batch) of the transaction relocated last."""
 
     def share(self) -> None:
-        """A snapshot has taken hold of all locations."""
+        """Mark all location arrays as shared with a snapshot."""
         self._copied.clear()
 
-    def move(self, transaction: Transaction, place: int, moved_from: int) -> bool:
-        """The batch at `moved_from` lies at `place` now; False if it has none there."""
+    def move(self, transaction: Transaction, lsn: int, moved_from: int) -> bool:
+        """Set the LSN of the batch at `moved_from` to `lsn`; False if there is no such batch."""
         row = self._row(transaction, moved_from)
         if row is None:
             return False
         if transaction.epoch not in self._copied:
             transaction.locations = Locations(transaction.locations)
             self._copied.add(transaction.epoch)
-        transaction.locations[row * WORDS] = place
-        self._rows[1][place] = row
+        transaction.locations[row * WORDS] = lsn
+        self._rows[1][lsn] = row
         return True
 
-    def _row(self, transaction: Transaction, place: int) -> int | None:
-        """Which of its batches lies at `place`. Moves come transaction by transaction: one index is enough."""
+    def _row(self, transaction: Transaction, lsn: int) -> int | None:
+        """Return the row of the batch at `lsn`; None if there is none."""
+        # Relocations are ordered by transaction, so an index of one transaction is enough.
         epoch, rows = self._rows
-        if epoch != transaction.epoch or place not in rows:
+        if epoch != transaction.epoch or lsn not in rows:
             rows = {at: row for row, at in enumerate(transaction.locations[0::WORDS])}
             self._rows = (transaction.epoch, rows)
-        return rows.get(place)
+        return rows.get(lsn)
 
-
-# Epochs by rising number, of which any page can be had without looking at those before it.
-#
-# Epochs come nearly in order and go in any: a list takes them, those that are gone stay in it until they are half of
-# it. So adding and removing cost next to nothing, and a page a search and what lies in it.
 
 SLACK: Final = 64
-"""So many that are gone are not worth a round of clearing."""
+"""Up to this many removed epochs the list is not compacted."""
 
 
 class Order:
-    """The epochs that `live` holds. The owner adds each once, and says when one is gone."""
+    """Sorted epochs of the live transactions, for paging from any epoch.
+
+    Epochs are added nearly in order and removed in any order. Removed ones stay in the list until they are
+    half of it, so adding and removing are cheap, and a page costs a binary search and its own length. The
+    owner adds each epoch once and reports each removal.
+    """
 
     def __init__(self, live: Container[int]) -> None:
         self._live = live
@@ -598,7 +634,7 @@ class Order:
             insort(epochs, epoch)
 
     def gone(self) -> None:
-        """One of them is in `live` no more."""
+        """Count one epoch as removed from `transactions`; compact the list if half of it is removed."""
         self._gone += 1
         if self._gone > SLACK and 2 * self._gone > len(self._epochs):
             live = self._live
@@ -606,7 +642,7 @@ class Order:
             self._gone = 0
 
     def after(self, epoch: int) -> Iterator[int]:
-        """Those above `epoch`. What is added or goes meanwhile may or may not be seen."""
+        """Yield the epochs above `epoch`. Concurrent additions and removals may or may not be seen."""
         epochs = self._epochs
         for at in range(bisect_right(epochs, epoch), len(epochs)):
             if epochs[at] in self._live:

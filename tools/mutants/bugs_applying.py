@@ -93,16 +93,20 @@ APPLIED: Final = (
         "applied-before-all-targets-have-it",
         "a transaction is applied when every target has its part",
         "tfmq/transaction/applier.py",
-        "            course.left -= 1\n            if not course.left:\n                self._over(course)\n",
-        "            course.left -= 1\n            self._over(course)\n",
+        (
+            "            progress.left -= 1\n"
+            "            if not progress.left:\n"
+            "                self._over(progress)\n"
+        ),
+        ("            progress.left -= 1\n            self._over(progress)\n"),
         [APPLYING],
     ),
     Mutant(
         "offsets-left-out",
         "offsets of a transaction are saved with it",
         "tfmq/transaction/applier.py",
-        "        if offsets:\n            self._put(OFFSETS_KEY, Part(course, OFFSETS_TARGET))\n",
-        "        course.left -= offsets\n",
+        ("        if offsets:\n            self._put(OFFSETS_KEY, Part(progress, OFFSETS_TARGET))\n"),
+        "        progress.left -= offsets\n",
         [LINE],
     ),
     Mutant(
@@ -117,8 +121,8 @@ APPLIED: Final = (
         "dropped-messages-not-told",
         "what was for a topic that is gone is dropped, counted and told",
         "tfmq/transaction/applier.py",
-        "            course.dropped += target.messages\n",
-        "            course.dropped += 0\n",
+        "            progress.dropped += target.messages\n",
+        "            progress.dropped += 0\n",
         [APPLYING, LINE],
     ),
     Mutant(

@@ -117,7 +117,7 @@ ARROW: Final = (
         "damage-ends-at-the-end-of-the-bytes",
         FOUND,
         "tfmq/arrow/decoder.py",
-        "            following = begins if begins > place else claim.control.next\n",
+        "            following = begins if begins > block_offset else claim.control.next\n",
         "",
         [DAMAGE, LOGS],
     ),

@@ -24,8 +24,8 @@ TRANSACTION_BOOKS: Final = (
         "decision-applied-before-its-force",
         "nothing of a transaction is visible before its decision is on the disk",
         "tfmq/transaction/active_transactions.py",
-        "        self.store.when_forced(decision.place, lambda error: self._forced(course, error))\n",
-        "        self._forced(course, None)\n",
+        "        self.store.when_forced(decision.place, lambda error: self._forced(progress, error))\n",
+        "        self._forced(progress, None)\n",
         [BOOKS, ENDING, HAZARDS, TRANSACTING],
     ),
     Mutant(
@@ -40,15 +40,15 @@ TRANSACTION_BOOKS: Final = (
         "prepared-keeps-its-place-in-the-session",
         "a prepared transaction takes no place of its session",
         "tfmq/transaction/active_transactions.py",
-        "        live_of(transaction).place = place\n        self._closed(transaction.epoch)\n        self._keep",
-        "        live_of(transaction).place = place\n        self._keep",
+        "        live_of(transaction).place = lsn\n        self._closed(transaction.epoch)\n        self._keep",
+        "        live_of(transaction).place = lsn\n        self._keep",
         [BEGINNING],
     ),
     Mutant(
         "offsets-free-before-the-rollback-is-on-the-disk",
         "offsets in doubt are free when no crash brings them back",
         "tfmq/transaction/active_transactions.py",
-        "            self.store.when_forced(place, lambda error: self._unlock(locked, error))\n",
+        "            self.store.when_forced(lsn, lambda error: self._unlock(locked, error))\n",
         "            self._unlock(locked, None)\n",
         [BOOKS, ENDING],
     ),
@@ -56,8 +56,11 @@ TRANSACTION_BOOKS: Final = (
         "offsets-of-a-commit-stay-locked",
         "offsets of a transaction that is over are free",
         "tfmq/transaction/active_transactions.py",
-        "                self.destination.unlock_offsets(transaction.epoch)\n            if course",
-        "                pass\n            if course",
+        (
+            "                self.destination.unlock_offsets(transaction.epoch)\n"
+            "            if progress.dropped:\n"
+        ),
+        ("                pass\n            if progress.dropped:\n"),
         [BOOKS, ENDING, APPLYING, HANDLER],
     ),
     Mutant(
@@ -72,8 +75,8 @@ TRANSACTION_BOOKS: Final = (
         "start-applies-in-any-order",
         "decisions are applied in the order of their places, also by a start",
         "tfmq/transaction/active_transactions.py",
-        "        for place in sorted(decisions):\n",
-        "        for place in sorted(decisions, reverse=True):\n",
+        "        for lsn in sorted(decisions):\n",
+        "        for lsn in sorted(decisions, reverse=True):\n",
         [BOOKS, HANDLER, HAZARDS],
     ),
     Mutant(
@@ -144,7 +147,7 @@ TRANSACTION_BOOKS: Final = (
         "asked-before-the-prepare-is-forced",
         "nobody is asked about a transaction before its prepare is on the disk",
         "tfmq/transaction/active_transactions.py",
-        "        self.store.when_forced(place, lambda error: self._surely_prepared(transaction, error))\n",
+        "        self.store.when_forced(lsn, lambda error: self._surely_prepared(transaction, error))\n",
         "        self._surely_prepared(transaction, None)\n",
         [BOOKS],
     ),

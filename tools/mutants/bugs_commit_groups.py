@@ -126,7 +126,7 @@ COMMIT_GROUPS: Final = (
         "abort-answered-before-the-force",
         "an abort is on the disk when it is answered",
         "tfmq/transaction/commit_group_commands.py",
-        "                self._store.when_forced(place, partial(answer, done, GroupAborted(ABORTED)))\n",
+        "                self._store.when_forced(lsn, partial(answer, done, GroupAborted(ABORTED)))\n",
         "                done(GroupAborted(ABORTED), None)\n",
         [GROUP_COMMITS],
     ),

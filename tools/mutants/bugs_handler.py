@@ -64,7 +64,7 @@ HANDLING: Final = (
         "refused-batch-forgotten",
         "a transaction that lacks a batch is not committed",
         "tfmq/transaction/commands.py",
-        "                live.missing.add(name)\n",
+        "                runtime.missing.add(name)\n",
         "",
         [BEGINNING, PREPARING, ENDING, STEPS],
     ),
@@ -80,16 +80,16 @@ HANDLING: Final = (
         "prepare-answered-before-the-force",
         "a prepare is on the disk when it is answered",
         "tfmq/transaction/commands.py",
-        "self._store.when_forced(place, partial(answer, done, Prepared(states.PREPARED, expires_ms)))\n",
-        "done(Prepared(states.PREPARED, expires_ms), None)\n",
+        "                self._store.when_forced(lsn, partial(answer, done, Prepared(states.PREPARED, expires_ms)))\n",
+        "                done(Prepared(states.PREPARED, expires_ms), None)\n",
         [PREPARING, HAZARDS],
     ),
     Mutant(
         "repeated-prepare-answered-before-the-force",
         "a prepare that is repeated is on the disk when it is answered",
         "tfmq/transaction/commands.py",
-        "            self._store.when_forced(live_of(transaction).place, partial(answer, done, told))\n",
-        "            done(told, None)\n",
+        "            self._store.when_forced(live_of(transaction).place, partial(answer, done, result))\n",
+        "            done(result, None)\n",
         [PREPARING, HAZARDS],
     ),
     Mutant(
@@ -152,7 +152,7 @@ HANDLING: Final = (
         "rollback-of-a-prepared-one-answered-before-the-force",
         "the rollback of a prepared transaction is on the disk when it is answered",
         "tfmq/transaction/commands.py",
-        "            self._store.when_forced(place, partial(answer, done, RolledBack(state)))\n",
+        "            self._store.when_forced(lsn, partial(answer, done, RolledBack(state)))\n",
         "            done(RolledBack(state), None)\n",
         [ENDING, HAZARDS],
     ),
@@ -184,8 +184,8 @@ HANDLING: Final = (
         "operator-s-outcome-forgotten-while-it-is-applied",
         "an outcome by hand is forgotten when all of it is on the disk",
         "tfmq/transaction/commands.py",
-        "        if course is not None and not course.safe:\n",
-        "        if course is not None and course.safe is None:\n",
+        "        if progress is not None and not progress.safe:\n",
+        "        if progress is not None and progress.safe is None:\n",
         [ENDING],
     ),
     Mutant(
@@ -216,7 +216,7 @@ HANDLING: Final = (
         "repeated-transact-done-again",
         "a request that is repeated is answered as the first time",
         "tfmq/transaction/commands.py",
-        "            course.wait(partial(tell_ended, epoch, True, done))\n",
+        "            progress.wait(partial(tell_ended, epoch, True, done))\n",
         "            return False\n",
         [TRANSACTING],
     ),
@@ -241,12 +241,12 @@ HANDLING: Final = (
         "what a refused step had set aside is free again",
         "tfmq/transaction/commands.py",
         (
-            "        self._books.reservations.release(live.reserved)\n"
-            "        live.reserved = 0\n"
+            "        self._books.reservations.release(runtime.reserved)\n"
+            "        runtime.reserved = 0\n"
             "        self._books.destination.unlock_offsets(transaction.epoch)\n"
             "\n"
         ),
-        ("        self._books.reservations.release(live.reserved)\n        live.reserved = 0\n\n"),
+        ("        self._books.reservations.release(runtime.reserved)\n        runtime.reserved = 0\n\n"),
         [STEPS, ENDING, PREPARING],
     ),
     Mutant(

@@ -284,8 +284,8 @@ SQL: Final = (
         "database-that-is-down-says-rollback",
         "a database that is down does not answer",
         "tfmq/sql/recovery.py",
-        'it is asked again: %s", xid, error)\n            return None\n',
-        'it is asked again: %s", xid, error)\n            return "rollback"\n',
+        'check-back is repeated: %s", xid, error\n            )\n            return None\n',
+        'check-back is repeated: %s", xid, error\n            )\n            return "rollback"\n',
         [ASKING + "::test_a_database_that_is_down_does_not_answer"],
     ),
     Mutant(

@@ -168,8 +168,8 @@ DATABASES: Final = (
         "rolled-back-offsets-count-as-saved",
         "what a transaction rolled back is not saved",
         "tfmq/sql/offsets.py",
-        'need not be."""\n    _uncommitted[session] = []\n',
-        'need not be."""\n    _uncommitted[session] = list(_uncommitted[session])\n',
+        "    # optimisation.\n    _uncommitted[session] = []\n",
+        "    # optimisation.\n    _uncommitted[session] = list(_uncommitted[session])\n",
         [SESSIONS],
     ),
 )

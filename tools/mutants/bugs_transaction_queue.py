@@ -66,8 +66,8 @@ QUEUE: Final = (
         "told-before-it-is-forced",
         "nobody is told before the force has ended",
         "tfmq/transaction/journal_writer.py",
-        "        if place < self._journal.forced_offset:\n",
-        "        if place <= self._journal.forced_offset:\n",
+        "        if lsn < self._journal.forced_offset:\n",
+        "        if lsn <= self._journal.forced_offset:\n",
         "queue",
     ),
     _bug(
