@@ -227,7 +227,7 @@ def test_a_result_may_be_waited_for_in_turns(producer: Producer, broker: FakeBro
     producer.send("orders", b"a").result(SECONDS)
     broker.plan(Produce, HOLD)
     delivery = producer.send("orders", b"b")
-    with pytest.raises(TimedOut, match="still on their way"):
+    with pytest.raises(TimedOut, match="still being sent"):
         delivery.result(0.1)
     broker.release()
     assert delivery.result(SECONDS).offset

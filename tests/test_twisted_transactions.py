@@ -57,7 +57,7 @@ def test_leaving_with_commits_and_gives_handles() -> None:
         async with made.transaction() as tx:
             delivery = await tx.send("orders", b"1", key="k")
             many = await tx.send_many("orders", [b"2", "3"])
-            with pytest.raises(NotAllowed, match="Ask behind the commit"):
+            with pytest.raises(NotAllowed, match="Ask for the result after the commit"):
                 await delivery
             assert broker.payloads("orders") == []
         assert tx.state == "committed" and (await delivery).offset == 0

@@ -239,5 +239,5 @@ def test_places() -> None:
     assert question(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == (commands.BY_TIME_MS, 1000)
     with pytest.raises(BadRequest, match="time zone"):
         question(datetime(2026, 1, 1))
-    with pytest.raises(BadRequest, match="A place is"):
+    with pytest.raises(BadRequest, match="A position is"):
         question("tomorrow")

@@ -9,7 +9,7 @@ from tfmq.protocol.commands import Ping
 
 def test_a_call_says_what_it_is() -> None:
     call = Call(Ping(), (), correlation=7)
-    assert repr(call) == "<Call PING 7 open>" and not call.done
+    assert repr(call) == "<PendingRequest PING 7 open>" and not call.done
     call.settle()
     assert "answered" in repr(call)
     call.error = TfmqError("no")
@@ -37,4 +37,4 @@ def test_one_that_is_late_may_have_happened_only_if_it_was_sent() -> None:
     assert call.late("broker:1").outcome == NOT_DONE
     call.sent = True
     late = call.late("broker:1")
-    assert late.outcome == UNKNOWN and "broker:1 did not answer PING in time" in str(late)
+    assert late.outcome == UNKNOWN and "broker:1 did not reply to PING in time" in str(late)

@@ -230,7 +230,7 @@ def test_a_full_store_is_told_and_what_it_has_stays(broker: SimulatedBroker, tmp
     selector = tfmq.StrictPartitions({TOPIC: [1]}, tmp_path / "store", store_bytes=300)
     sender = broker.producer(selector=selector)
     assert sender.send(TOPIC, "a" * 100).result().durability == "kept"
-    with pytest.raises(tfmq.Busy, match="may keep 300"):
+    with pytest.raises(tfmq.Busy, match="its limit is 300"):
         for _ in range(10):
             sender.send(TOPIC, "b" * 100).result()
     sender.flush()

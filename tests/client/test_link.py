@@ -236,7 +236,7 @@ def test_a_port_that_takes_connections_and_says_nothing_is_left(rig: Rig) -> Non
     call = rig.link.call(Ping(), seconds=60)
     rig.exchange()
     rig.time += 11
-    with pytest.raises(ConnectionFailed, match="did not answer hello") as caught:
+    with pytest.raises(ConnectionFailed, match="did not reply to HELLO") as caught:
         rig.link.tick()
     rig.cut(caught.value)
     assert call.done

@@ -58,7 +58,7 @@ def test_places_are_written_down_and_what_arrived_goes(store: LocalStore) -> Non
 def test_the_bound_counts_what_an_earlier_process_left_and_what_went(store: LocalStore) -> None:
     keep(store, b"a" * 600)
     store.close()
-    with pytest.raises(Busy, match="keeps 600 bytes"):
+    with pytest.raises(Busy, match="stores 600 bytes"):
         keep(store, b"b" * 300, b"b" * 101)
     assert len(store.first("orders", 0, 9, 9999)) == 1, "all or none"
     store.remove(store.first("orders", 0, 9, 9999))

@@ -97,5 +97,5 @@ def test_the_environment_may_name_a_folder(monkeypatch: pytest.MonkeyPatch) -> N
     "written", ["file:", "file://elsewhere/data", ["file:a", "host:1"], ["file:a", "file:b"]]
 )
 def test_a_folder_stands_alone_and_has_a_path(written: str | list[str]) -> None:
-    with pytest.raises(BadRequest, match="stands alone"):
+    with pytest.raises(BadRequest, match="the only address"):
         folder_of(written)

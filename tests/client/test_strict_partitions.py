@@ -57,7 +57,7 @@ def test_numbers_are_numbers(numbers: Any) -> None:
 
 
 def test_a_partition_stands_there_once() -> None:
-    with pytest.raises(tfmq.BadRequest, match="stands twice"):
+    with pytest.raises(tfmq.BadRequest, match="is listed twice"):
         tfmq.StrictPartitions({"orders": [0, 0]})
 
 

@@ -122,7 +122,9 @@ def test_an_answer_that_never_comes_is_unknown_and_commit_again_tells(rig: Trans
     rig.broker.plan(Transact, SWALLOW)
     tx = rig.begin()
     delivery = rig.send(tx, b"a")
-    with pytest.raises(TimedOut, match="calling it again tells, and cannot do it twice") as caught:
+    with pytest.raises(
+        TimedOut, match="calling it again returns the outcome, and cannot execute it twice"
+    ) as caught:
         rig.commit(tx)
     assert caught.value.outcome == UNKNOWN and tx.state == "unknown"
     with pytest.raises(TransactionState):
@@ -395,7 +397,7 @@ def test_in_a_forked_child_it_is_the_parents(rig: TransactionRig) -> None:
         forget()  # type: ignore[operator]
     assert tx.state == "abandoned" and isinstance(delivery.error(), Abandoned)
     for use in (tx.committing, tx.rolling_back, tx.preparing):
-        with pytest.raises(Abandoned, match="the process that forked"):
+        with pytest.raises(Abandoned, match="the parent process"):
             rig.run(use())
     with pytest.raises(Abandoned):
         rig.leave(tx)
@@ -494,7 +496,7 @@ def test_a_wait_for_a_delivery_is_bounded_while_it_commits(rig: TransactionRig) 
 def test_one_whose_time_was_over_while_it_grew_says_so(rig: TransactionRig) -> None:
     tx = rig.begin("order-42")
     rig.broker.transactions.clear()
-    with pytest.raises(UnknownTransaction, match=r"Its time was over.*Nothing of it is visible") as caught:
+    with pytest.raises(UnknownTransaction, match=r"It timed out.*Nothing of it is visible") as caught:
         rig.send_many(tx, large())
         rig.commit(tx)
     assert caught.value.outcome == NOT_DONE and rig.rollback(tx) == "rolled_back"

@@ -93,7 +93,7 @@ def test_an_answer_that_comes_too_late_changes_nothing(caplog: pytest.LogCapture
     rig.broker.by_hand(1, False)
     with caplog.at_level(logging.WARNING):
         rig.ask()
-    assert rig.broker.states() == ["heuristic_rolled_back"] and "the check said commit" in caplog.text
+    assert rig.broker.states() == ["heuristic_rolled_back"] and "the check returned commit" in caplog.text
     assert len(rig.requests(CommitTransaction)) == 1 and rig.requests(RollbackTransaction) == []
 
 
@@ -105,7 +105,7 @@ def test_it_goes_on_behind_refusals_and_lost_connections_and_says_so_once(
     rig.answering("commit")
     with caplog.at_level(logging.WARNING):
         rig.advance(12)
-    assert caplog.text.count("The check of transactions of group shop waits") == 1
+    assert caplog.text.count("The check of transactions of group shop is paused") == 1
     rig.broker.parked.clear()
     rig.cut()
     rig.ask()

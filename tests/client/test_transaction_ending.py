@@ -355,7 +355,7 @@ def test_an_unprepared_one_whose_time_was_over_is_rolled_back(rig: TransactionRi
     delivery = rig.send(tx, b"a")
     rig.run(tx.ending._sent())
     rig.broker.transactions.clear()
-    with pytest.raises(TransactionRolledBack, match="its time was over"):
+    with pytest.raises(TransactionRolledBack, match="it timed out"):
         rig.commit(tx)
     assert tx.state == "rolled_back" and isinstance(delivery.error(), TransactionRolledBack)
 

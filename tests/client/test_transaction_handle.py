@@ -36,7 +36,7 @@ def test_one_that_is_forgotten_is_rolled_back_and_told(caplog: pytest.LogCapture
         rig.transactions.sweep()
     rig.exchange()
     assert core.state == "rolled_back" and rig.broker.states() == ["rolled_back"]
-    assert "order-42 was given up without commit or rollback" in caplog.text
+    assert "order-42 was dropped without commit or rollback" in caplog.text
 
 
 def test_one_that_is_held_by_its_name_is_not_forgotten() -> None:

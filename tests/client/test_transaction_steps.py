@@ -63,7 +63,7 @@ def test_nothing_may_be_done_to_what_ended_otherwise() -> None:
         (
             "send",
             "unknown",
-            "The transaction is in doubt (a step had no answer; calling it again tells): begin",
+            "The transaction is in doubt (a step got no reply; calling it again returns the outcome): begin",
         ),
         ("prepare", "rolled_back", "The transaction is rolled back: it cannot be prepared any more."),
     ],

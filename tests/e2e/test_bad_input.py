@@ -146,7 +146,7 @@ def test_a_port_that_takes_connections_and_says_nothing(
         assert main.run(["status", "--servers", address]) == 3
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith(f"tfmq: {address} took the connection but did not answer hello")
+    assert said.err.startswith(f"tfmq: {address} accepted the connection but did not reply to HELLO")
     assert len(said.err.splitlines()) == 1
 
 

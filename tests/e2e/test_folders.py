@@ -129,6 +129,6 @@ def test_why_it_cannot_be_started_is_told(data: Path) -> None:
     (data / "meta").write_text("a file where a folder belongs")
     with (
         tfmq.Admin(f"file:{data}") as admin,
-        pytest.raises(tfmq.ConnectionFailed, match="It said: tfmq-server"),
+        pytest.raises(tfmq.ConnectionFailed, match="Last line of its log: tfmq-server"),
     ):
         admin.status()

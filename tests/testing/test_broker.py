@@ -148,7 +148,7 @@ def test_an_unprepared_transaction_ends_at_its_timeout(broker: SimulatedBroker) 
     broker.clock.advance(59)
     assert broker.admin().transaction("order-1").state == "open"
     broker.clock.advance(2)
-    with pytest.raises(tfmq.TransactionError, match="Its time was over"):
+    with pytest.raises(tfmq.TransactionError, match="It timed out"):
         tx.commit()
     assert broker.admin().transaction("order-1").state == "rolled_back"
     assert broker.sent("orders") == []

@@ -82,7 +82,7 @@ def test_a_request_ends_by_itself_so_time_may_go_on_for_it() -> None:
 
     (end,) = world.server._ends
     end.pause("a test")
-    with pytest.raises(TimedOut, match="did not answer PING in time"):
+    with pytest.raises(TimedOut, match="did not reply to PING in time"):
         driver.run(request(driver.link, Ping(), seconds=30))
     assert world.clock.monotonic() - before == pytest.approx(34, abs=1e-5)
 

@@ -1,4 +1,7 @@
-"""One description for all faces: the asyncio and Twisted classes take their docs from the blocking ones."""
+"""Shared documentation of the API variants.
+
+The asyncio and Twisted classes copy the docstrings of the blocking classes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ Face = TypeVar("Face")
 
 
 def documented_as(other: type) -> Callable[[type[Face]], type[Face]]:
-    """A class decorator: methods take the docs of `other`'s of the same name, their own put behind."""
+    """Return a class decorator that copies method docstrings from `other`.
+
+    A method's own docstring is appended to the copied one.
+    """
 
     def describe(face: type[Face]) -> type[Face]:
         for name, member in vars(face).items():

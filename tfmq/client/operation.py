@@ -1,7 +1,16 @@
-"""Operations that nobody waits for: stepped whenever what they wait for is done, or their time has come.
+"""Operations: multi-step client work as generators, and what an operation can wait for.
 
-A `Tasks` is one of a driver's tickers, so its operations run in whichever thread leads or keeps, under the driver's
-lock; they must not block. What an operation raises goes to its `failed`, and nowhere else.
+An operation yields a `Wait`. The driver sends and receives until one of the awaited futures is done or the time limit
+has passed, then resumes the operation. No value is sent into the generator: the operation inspects the futures itself.
+Operations run in the driver's thread, under the driver's lock, so they may use the connection without further locking.
+
+    def round_trip(connection):
+        request = connection.send_request(commands.PING)
+        yield Wait((request,), seconds=5.0)
+        if not request.done: ...
+        return request.result()
+
+`BackgroundTasks` runs operations that have no caller. `run_work` runs blocking work in an executor.
 """
 
 from __future__ import annotations
@@ -14,7 +23,7 @@ NEVER = float("inf")
 
 
 class Task:
-    """One operation on its way; `done` is true once it ended, however it did."""
+    """An operation without a caller. `done` is true after it ended for any reason."""
 
     def __init__(
         self, operation: Operation[Any], failed: Callable[[Exception], None], clock: Callable[[], float]
@@ -28,7 +37,10 @@ class Task:
         self._stepping = False
 
     def step(self, _: object = None) -> None:
-        """Goes on until it has to wait. A target that becomes done meanwhile is seen in the same loop."""
+        """Run the operation until it has to wait.
+
+        A future that completes in the meantime is handled in the same loop.
+        """
         thrown_away = getattr(self._operation, "gi_running", False)
         if self._stepping or self.done or thrown_away:
             return
@@ -37,7 +49,7 @@ class Task:
             while True:
                 self._forget()
                 wait = next(self._operation)
-                if self.done:  # cancelled from inside
+                if self.done:  # cancelled by the operation itself
                     self._operation.close()
                     break
                 targets = tuple(wait.targets)
@@ -55,13 +67,16 @@ class Task:
             self.done = True
             self._failed(error)
         except BaseException:
-            self.done = True  # Ctrl-C in the thread that leads: whoever wants it begins it anew
+            self.done = True  # For example Ctrl-C in the thread that drives the client. The task can be started again.
             raise
         finally:
             self._stepping = False
 
     def cancel(self) -> None:
-        """Ends it where it waits; one that goes on right now, and calls this: at its next wait."""
+        """End the operation where it waits.
+
+        If the operation itself calls this, it ends at its next `Wait`.
+        """
         self._forget()
         self.done = True
         if not getattr(self._operation, "gi_running", False):
@@ -75,25 +90,32 @@ class Task:
 
 
 class Tasks:
-    """All tasks of one client; give it to `driver.tickers`."""
+    """All background tasks of one client. Append it to `driver.tickers`.
+
+    The operations run under the driver's lock, in the thread that currently runs the driver. They must not block.
+    Errors are passed only to the `failed` callback of the task.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._tasks: list[Task] = []
 
     def start(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
-        """Begin `operation` at once; it is stepped from now on until it ends."""
+        """Start `operation` at once and step it until it ends.
+
+        `failed` is called with the exception if the operation raises one.
+        """
         task = Task(operation, failed, self._clock)
         self._tasks.append(task)
         task.step()
         return task
 
     def next_time(self) -> float:
-        """When the next task has waited long enough; infinity if none waits for a time."""
+        """Return when the next task must be resumed; infinity if none waits for a time."""
         return min((task.due for task in self._tasks), default=NEVER)
 
     def tick(self) -> None:
-        """Steps the tasks whose time has come, forgets those that ended."""
+        """Step the tasks whose time limit has passed, and remove those that ended."""
         now = self._clock()
         for task in list(self._tasks):
             if task.due <= now:
@@ -101,31 +123,20 @@ class Tasks:
         self._tasks = [task for task in self._tasks if not task.done]
 
     def cancel(self) -> None:
-        """Ends all of them."""
+        """Cancel all tasks."""
         for task in self._tasks:
             task.cancel()
         self._tasks = []
 
 
-# What an operation can wait for, apart from who waits and how.
-#
-# An *operation* is a generator that does something of several steps. It runs in its driver's thread (under the
-# driver's lock), so it may touch the link and everything built on it without further care. It yields a `Wait`; the
-# driver sends and receives until one of the things waited for is done or the time is over, and resumes it. Nothing
-# is sent into it: it looks at what it waits for.
-#
-#     def round_trip(link):
-#         call = link.call(commands.PING)
-#         yield Wait((call,), seconds=5.0)
-#         if not call.done: ...
-#         return call.result()
-
 Result = TypeVar("Result")
 
 
 class Waitable:
-    """Something that becomes done once, and stays so. `callbacks` run at that moment, in the thread and under the
-    lock of the driver; they must not block and must not run user code.
+    """A one-shot completion: `done` becomes true once and stays true.
+
+    `callbacks` run at that moment, in the driver's thread and under its lock. They must not block and must not run user
+    code.
     """
 
     __slots__ = ("__weakref__", "callbacks", "done")
@@ -135,19 +146,19 @@ class Waitable:
         self.callbacks: list[Callable[[Any], None]] = []
 
     def when_done(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback(self)` once it is done: at once if it is already."""
+        """Call `callback(self)` on completion, or at once if already done."""
         if self.done:
             callback(self)
         else:
             self.callbacks.append(callback)
 
     def forget(self, callback: Callable[[Any], None]) -> None:
-        """Take back what `when_done` registered; nothing happens if it is gone."""
+        """Remove a callback registered with `add_done_callback`; ignored if it is not registered."""
         if callback in self.callbacks:
             self.callbacks.remove(callback)
 
     def settle(self) -> None:
-        """Make it done. A second time does nothing."""
+        """Mark as done and run the callbacks. Does nothing if already done."""
         if self.done:
             return
         self.done = True
@@ -157,14 +168,15 @@ class Waitable:
 
 
 class Flag(Waitable):
-    """A `Waitable` for one side to raise and another to wait for: a stop, room in a buffer, an arrival."""
+    """A `Future` without a result: a stop request, free buffer space, new data."""
 
     __slots__ = ()
 
 
 class Wait(NamedTuple):
-    """Resume when any of `targets` is done, or after `seconds` (None: no limit). No targets: a plain sleep. A driver
-    goes through `targets` once, outside of its lock.
+    """Resume when any of `futures` is done, or after `seconds` (None: no limit).
+
+    Without futures this is a plain sleep. A driver iterates over `futures` once, outside of its lock.
     """
 
     targets: Iterable[Waitable]
@@ -174,14 +186,15 @@ class Wait(NamedTuple):
 Operation = Generator[Wait, None, Result]
 
 
-# Work that may wait for a disk or another network, done where the driver wants it: inline or in a worker thread.
-
 Run = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
-"""run(work, done): calls `work()` somewhere, then `done(result, error)` in the driver's thread and under its lock."""
+"""An executor: run(work, done) calls `work()` somewhere, then `done(result, error)`.
+
+`done` is called in the driver's thread and under its lock.
+"""
 
 
 class _Work(Waitable):
-    """One piece of work."""
+    """The result or error of work done by an executor."""
 
     __slots__ = ("error", "result")
 
@@ -196,7 +209,7 @@ class _Work(Waitable):
 
 
 def inline(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-    """A `Run` that does the work at once, in the calling thread."""
+    """Run the work at once in the calling thread. An `Executor`."""
     try:
         result = work()
     except Exception as error:
@@ -206,7 +219,7 @@ def inline(work: Callable[[], Any], done: Callable[[Any, BaseException | None], 
 
 
 class Lively(Protocol):
-    """What a thread needs of a driver to bring a result."""
+    """The part of a driver that a worker thread needs to deliver a result."""
 
     closed: bool
 
@@ -221,7 +234,10 @@ class Lively(Protocol):
 
 
 def in_a_thread(driver: Lively) -> Run:
-    """A `Run` that has each work done in a thread of its own: it may take its time, and use the driver's client too."""
+    """Return an `Executor` that runs each piece of work in a new daemon thread.
+
+    The work may block, and may use the driver's client.
+    """
 
     def run(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         def finished(result: Any, error: BaseException | None) -> None:
@@ -230,7 +246,8 @@ def in_a_thread(driver: Lively) -> Run:
                 if not driver.closed:
                     driver.glance()
             driver.attend()
-            driver.raise_flag(Flag())  # who leads, and waits for this very work, sleeps on the socket
+            # A thread that drives the client while it waits for this work sleeps on the socket: wake it.
+            driver.raise_flag(Flag())
 
         threading.Thread(target=inline, args=(work, finished), name="tfmq-work", daemon=True).start()
 
@@ -238,7 +255,7 @@ def in_a_thread(driver: Lively) -> Run:
 
 
 def work(run: Run, call: Callable[[], Result]) -> Operation[Result]:
-    """What `call()` returns or raises, wherever `run` has it done."""
+    """Run `call` in the executor `run`. Return its result or raise its error."""
     doing = _Work()
     run(call, doing.finished)
     while not doing.done:

@@ -169,9 +169,8 @@ PRODUCER: Final = (
         "child-keeps-its-parent-s-calls",
         "a forked child forgets what its parent had open",
         "tfmq/client/connection/connection.py",
-        '        """Forget everything, tell nobody: what a forked child does with what its parent had open."""\n'
-        "        self._reset()\n",
-        '        """Forget everything, tell nobody: what a forked child does with what its parent had open."""\n',
+        '        For a forked child: the requests belong to the parent process.\n        """\n        self._reset()\n',
+        '        For a forked child: the requests belong to the parent process.\n        """\n',
         [LINK],
     ),
     Mutant(

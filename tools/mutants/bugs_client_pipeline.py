@@ -101,7 +101,7 @@ _WAY: Final = (
         "topic-made-anew-gets-the-rest",
         "no part of a transaction lands in another topic than the rest",
         "tfmq/client/transaction/pipeline.py",
-        "        self._topics[name] = lane.topic\n",
+        "        self._topics[name] = entry.topic\n",
         "",
         [GATHERING, CORE, ENDING, PIPELINE],
     ),
@@ -136,9 +136,9 @@ _BESIDE: Final = (
         "check-that-raises-rolls-back",
         "a check that raises decides nothing",
         "tfmq/client/transaction/check_back.py",
-        '                log.exception("The check of transaction %s raised; it is asked again later.", asked.xid)\n'
+        '                log.exception("The check of transaction %s raised; it is called again later.", asked.xid)\n'
         "                continue\n",
-        '                log.exception("The check of transaction %s raised; it is asked again later.", asked.xid)\n'
+        '                log.exception("The check of transaction %s raised; it is called again later.", asked.xid)\n'
         '                return "rollback"\n',
         [CHECKS],
     ),

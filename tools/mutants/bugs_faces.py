@@ -51,8 +51,8 @@ LOCAL_BROKERS: Final = (
         "starter-keeps-the-lock",
         "a broker that cannot be started frees the way for others",
         _FOLDERS,
-        "            if not handed_over:  #",
-        "            if handed_over:  #",
+        "            if not handed_over:\n",
+        "            if handed_over:\n",
         [FOLDERS],
     ),
     Mutant(

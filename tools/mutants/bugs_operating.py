@@ -160,14 +160,8 @@ OPERATING: Final = (
         "doubtful-batch-sent-to-the-new-topic",
         "what may be stored in a deleted topic is not sent again to the one that is made anew",
         "tfmq/client/send/partition_sender.py",
-        (
-            '        """Once is enough: a topic that is deleted again and again takes nothing."""\n'
-            "        if batch.attempts <= 1 and not batch.moved_from:\n"
-        ),
-        (
-            '        """Once is enough: a topic that is deleted again and again takes nothing."""\n'
-            "        if not batch.moved_from:\n"
-        ),
+        ("        if batch.attempts <= 1 and not batch.moved_from:\n            moving.append(batch)\n"),
+        ("        if not batch.moved_from:\n            moving.append(batch)\n"),
         ["tests/client/test_stream.py"],
     ),
     Mutant(

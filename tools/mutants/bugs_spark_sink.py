@@ -62,7 +62,7 @@ SPARK_SINK: Final = (
         "old-member-is-prepared-twice",
         ONCE,
         "tfmq/client/transaction/commit_group.py",
-        "        self._alarm.cancel()  # else it would be prepared twice\n",
+        "        self._alarm.cancel()  # Otherwise the age timer would prepare it a second time.\n",
         "",
         [PART],
     ),

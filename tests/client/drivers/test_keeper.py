@@ -18,7 +18,7 @@ SECONDS = 10.0
 
 
 def keepers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "tfmq-keeper"]
+    return [thread for thread in threading.enumerate() if thread.name == "tfmq-network"]
 
 
 def eventually(true: Callable[[], object]) -> None:

@@ -1,7 +1,7 @@
-"""Everything that an operator can ask of a broker, as operations (see `waiting`) for the faces of `Admin`.
+"""All administrative requests to a broker, as operations for the API variants of `Admin`.
 
-Each raises what the broker answered, `ConnectionFailed` or `TimedOut`. What may be asked twice without harm is asked
-again after a lost connection; what may not fails with outcome "unknown".
+Each raises the broker's error, `ConnectionFailed` or `TimedOut`. A request that may be executed twice is sent again
+after a lost connection; any other fails with outcome "unknown".
 """
 
 from __future__ import annotations
@@ -51,12 +51,15 @@ from tfmq.message import Ordinal
 from tfmq.protocol import commands
 
 Place = str | int | datetime | Ordinal
-"""Where in a partition: "earliest", "latest", an offset (the record there or before), an aware datetime (the first
-block appended then or later), `Ordinal(n)`."""
+"""A position in a partition.
+
+"earliest", "latest", an offset (the record at or before it), an aware datetime (the first block appended at or after
+it), or `Ordinal(n)`.
+"""
 
 
 class Administration:
-    """The operations over one link; `seconds` is how long each answer may take."""
+    """The operations on one connection; `seconds` is the timeout of each request."""
 
     def __init__(self, link: Link, seconds: float) -> None:
         self._link = link
@@ -106,7 +109,10 @@ class Administration:
         return (yield from self.topic(name))
 
     def delete_topic(self, name: str) -> Operation[bool]:
-        """With the incarnation, so that a repeat cannot hit a topic that was made anew under the name."""
+        """Delete the current incarnation of the topic.
+
+        The request names the incarnation, so that a repeated request cannot delete a re-created topic of the same name.
+        """
         topic = yield from self._topic(name)
         reply = yield from self._ask(commands.DeleteTopic(name, topic.incarnation))
         self._cluster.forget(name)
@@ -123,6 +129,10 @@ class Administration:
         return int(reply.first_offset)
 
     def purge(self, topic: str, partition: int | None, before: Place) -> Operation[Purged]:
+        """Delete the messages before `before`, and move consumer groups to the remaining ones.
+
+        `partition` None: all partitions. Raises `BadRequest` for an offset without a partition.
+        """
         found = yield from self._topic(topic)
         numbers = _partitions_of(found, partition, before)
         located = {}
@@ -144,7 +154,10 @@ class Administration:
     def _move_up(
         self, group: str, topic: str, incarnation: int, first: Mapping[int, int]
     ) -> Operation[bool | None]:
-        """Puts the group to the first offsets where it would go on before them: whether it could be; None: no need."""
+        """Move a group to the first offsets in partitions where its own offset was deleted.
+
+        Return whether the broker allowed it; None if nothing had to be moved.
+        """
         try:
             reply = yield from self._ask(
                 commands.ReadOffsets(group, [commands.PartitionName(topic, number) for number in first])
@@ -180,6 +193,7 @@ class Administration:
     def reset_group(
         self, name: str, topic: str, place: Place, partition: int | None, create: bool
     ) -> Operation[dict[int, int]]:
+        """Move the group to `place` and return the new offsets. `partition` None: all partitions."""
         found = yield from self._topic(topic)
         numbers = _partitions_of(found, partition, place)
         if not create:
@@ -211,7 +225,10 @@ class Administration:
     def transactions(
         self, states: Sequence[str] | None, group: str | None, after: int, limit: int | None
     ) -> Operation[list[TransactionDescription]]:
-        """Page by page; what begins or ends meanwhile may be in it or not."""
+        """Return the transactions, read page by page.
+
+        Transactions that begin or end during the call may be missing or included.
+        """
         found: list[TransactionDescription] = []
         more = limit is None or limit > 0
         while more:
@@ -320,16 +337,17 @@ class Administration:
     def remove_schedule(self, name: str) -> Operation[bool]:
         return asked_schedules.removing(self._link, name, self._seconds)
 
-    # Inside
+    # Internal
 
     def _epoch(self, xid: str) -> Operation[int]:
-        """Of the transaction that bears the xid now: a decision names the very one that was looked at, so that a
-        repeated request cannot hit a later one.
+        """Return the epoch of the transaction that has the xid now.
+
+        A decision names the epoch, so that a repeated request cannot affect a later transaction.
         """
         found = yield from self.transaction(xid, 0)
         if not found.epoch:
             raise UnknownTransaction(
-                f"The broker knows no transaction {xid!r}, and remembers no outcome of one."
+                f"The broker has no transaction {xid!r}, and remembers no outcome of one."
             )
         return found.epoch
 
@@ -337,7 +355,7 @@ class Administration:
         return (yield from request(self._link, message, seconds=self._seconds, repeat=repeat))
 
     def _topic(self, name: str) -> Operation[Topic]:
-        """As it is now: an incarnation from memory could be that of a deleted topic."""
+        """Return the topic with fresh metadata. A cached incarnation could be deleted by now."""
         self._cluster.forget(name)
         return (yield from find_topic(self._link, self._cluster, name, seconds=self._seconds))
 
@@ -375,7 +393,7 @@ def _refuse_beyond_end(topic: str, partition: int, before: Place, located: Locat
 
 
 def question(place: Place) -> tuple[int, int]:
-    """LOCATE's `by` and `value` for a place. Raises `BadRequest`."""
+    """Return the fields `by` and `value` of LOCATE for a position. Raises `BadRequest`."""
     if place == "earliest":
         return commands.BY_EARLIEST, 0
     if place == "latest":
@@ -388,4 +406,6 @@ def question(place: Place) -> tuple[int, int]:
         return commands.BY_TIME_MS, int(place.timestamp() * 1000)
     if type(place) is int:
         return commands.BY_OFFSET, place
-    raise BadRequest(f'A place is "earliest", "latest", an offset, an Ordinal or a datetime, not {place!r}.')
+    raise BadRequest(
+        f'A position is "earliest", "latest", an offset, an Ordinal or a datetime, not {place!r}.'
+    )

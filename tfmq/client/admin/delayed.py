@@ -1,7 +1,7 @@
-"""What is done with messages that wait at the broker, as operations: taken back, given another time, looked at.
+"""Operations on delayed messages and schedules: cancel, reschedule, query, pause, remove.
 
-Every request may be repeated over new connections: a message is taken back once, and waits for the time of the last
-answer, once.
+Every request may be repeated over a new connection. A repeated cancel or reschedule has no further effect. A schedule
+that is added again with the same arguments is the same schedule.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Rescheduled(str):
-    """The new handle of a message that got another time: a text, as every handle. "" where it got none.
+    """The new handle of a rescheduled message, as text; "" if it was not rescheduled.
 
-    `state` says what became of it: "rescheduled"; or "delivered", "cancelled", "unknown", and then nothing was done.
+    `state`: "rescheduled"; or "delivered", "cancelled", "unknown" if nothing was changed.
     """
 
     __slots__ = ("state",)
@@ -59,7 +59,7 @@ class Rescheduled(str):
 
     @property
     def handle(self) -> str | None:
-        """The new handle as plain text; None where there is none."""
+        """The new handle as plain text; None if there is none."""
         return str(self) or None
 
     def __repr__(self) -> str:
@@ -67,9 +67,10 @@ class Rescheduled(str):
 
 
 class DelayedDescription(NamedTuple):
-    """One delayed message. `state`: "pending", "delivered", "cancelled" or "unknown". Times are ms since 1970; -1
-    where they are not known. `key` is text or bytes, as it was sent; `size_bytes` is that of the whole record.
-    `details`: whatever else the broker said.
+    """One delayed message.
+
+    `state`: "pending", "delivered", "cancelled" or "unknown". Times are ms since 1970; -1 if unknown. `key`: text or
+    bytes, as it was sent. `size_bytes`: size of the whole record. `details`: other fields of the reply.
     """
 
     handle: str
@@ -85,12 +86,12 @@ class DelayedDescription(NamedTuple):
 
     @property
     def due_at(self) -> datetime | None:
-        """When it is to be delivered; None where that is not known, or lies behind the year 9999."""
+        """The due time; None if it is unknown or after the year 9999."""
         return EPOCH + timedelta(milliseconds=self.due_ms) if 0 <= self.due_ms <= BORN_MS_MAX else None
 
 
 class DelayedQuery(NamedTuple):
-    """Which of those that wait are asked for: None everywhere means all."""
+    """A filter for pending delayed messages. None: no restriction."""
 
     topic: str | None = None
     partition: int | None = None
@@ -99,7 +100,10 @@ class DelayedQuery(NamedTuple):
     end: Moment | None = None
 
     def fields(self) -> tuple[str, int | None, bytes | None, int, int]:
-        """As LIST_DELAYED has them. Raises as `moment_ms`."""
+        """Return the fields of LIST_DELAYED.
+
+        Raises as `moment_ms`, and `BadRequest` for an empty topic.
+        """
         key = self.key.encode() if isinstance(self.key, str) else self.key
         first_due = 0 if self.first is None else moment_ms(self.first)
         end_due = DUE_MAX if self.end is None else moment_ms(self.end)
@@ -107,8 +111,10 @@ class DelayedQuery(NamedTuple):
 
 
 class DelayedCounts(NamedTuple):
-    """How many messages wait: `counts[n]` of them from `edges_ms[n]` on and before `edges_ms[n + 1]`, `pending` in
-    all, whenever they are due.
+    """How many messages are pending.
+
+    `counts[n]` are due from `edges_ms[n]` on and before `edges_ms[n + 1]`. `pending` is the total, whatever the due
+    time.
     """
 
     edges_ms: tuple[int, ...]
@@ -117,8 +123,9 @@ class DelayedCounts(NamedTuple):
 
 
 def asked_topic(topic: str | None) -> str:
-    """As the wire has it, where "" means all. Raises `BadRequest` for an empty name: whoever gives one has lost a name,
-    and may cancel what is answered.
+    """Return the topic as a request field, where "" means all topics.
+
+    Raises `BadRequest` for an empty name: the caller probably lost a name, and might cancel messages of all topics.
     """
     if topic == "":
         raise BadRequest("The topic's name is empty: leave it out to ask about all topics.")
@@ -126,7 +133,7 @@ def asked_topic(topic: str | None) -> str:
 
 
 def checked(handle: Any) -> str:
-    """`handle`. Raises `TypeError` for what is no text, `BadRequest` for a typo."""
+    """Return `handle`. Raises `TypeError` if it is no text, `BadRequest` if it is invalid."""
     if not isinstance(handle, str):
         raise TypeError(
             f"A handle is the text in SendResult.delayed, not {type(handle).__name__}."
@@ -137,7 +144,10 @@ def checked(handle: Any) -> str:
 
 
 def cancelling(link: Link, handle: Any, seconds: float) -> Operation[str]:
-    """Take it back. "cancelled", "delivered" or "unknown"."""
+    """Cancel a delayed message. Return "cancelled", "delivered" or "unknown".
+
+    Raises `TypeError` and `BadRequest` for an invalid handle.
+    """
     reply = yield from request(link, CancelDelayed(checked(handle)), seconds=seconds)
     return str(reply.state)
 
@@ -145,7 +155,10 @@ def cancelling(link: Link, handle: Any, seconds: float) -> Operation[str]:
 def rescheduling(
     link: Link, handle: Any, delay: Delay | None, deliver_at: Moment | None, seconds: float
 ) -> Operation[Rescheduled]:
-    """Give it another time. Raises `TypeError` where none is given."""
+    """Change the due time of a delayed message.
+
+    Raises `TypeError` if no time is given, and as `due_number` and `cancel_delayed`.
+    """
     due, called_at = due_of(delay, deliver_at), link.now()
     if due is None:
         raise TypeError(
@@ -162,6 +175,7 @@ def rescheduling(
 
 
 def describe_delayed_message(link: Link, handle: Any, seconds: float) -> Operation[DelayedDescription]:
+    """Return the description of one delayed message. Raises as `cancel_delayed`."""
     reply = yield from request(link, DescribeDelayed(checked(handle)), seconds=seconds)
     return delayed_description({**reply.description, "handle": str(handle)})
 
@@ -169,7 +183,11 @@ def describe_delayed_message(link: Link, handle: Any, seconds: float) -> Operati
 def list_delayed(
     link: Link, asked: DelayedQuery, after: str | None, limit: int | None, seconds: float
 ) -> Operation[list[DelayedDescription]]:
-    """Page by page; what comes or is delivered meanwhile may be in it or not."""
+    """Return pending messages, read page by page.
+
+    `after`: the handle that precedes the first result. Messages that are sent or delivered during the call may be
+    missing or included.
+    """
     filters = asked.fields()
     behind = "" if after is None else checked(after)
     found: list[DelayedDescription] = []
@@ -188,7 +206,7 @@ def list_delayed(
 def counting(
     link: Link, edges: Sequence[Moment], topic: str | None, seconds: float
 ) -> Operation[DelayedCounts]:
-    """Raises `BadRequest` for edges that do not ascend."""
+    """Count the pending messages by due time. Raises `BadRequest` for edges that do not ascend."""
     moments = [moment_ms(each) for each in edges]
     if not 2 <= len(moments) <= DELAYED_HISTOGRAM_EDGES or any(a >= b for a, b in pairwise(moments)):
         raise BadRequest(
@@ -202,7 +220,7 @@ _WIRE_NAMES = {"size": "size_bytes"}
 
 
 def delayed_description(row: Mapping[str, Any]) -> DelayedDescription:
-    """Of one map of LIST_DELAYED or DESCRIBE_DELAYED; nil is as good as not said."""
+    """Parse one row of LIST_DELAYED or DESCRIBE_DELAYED; nil is the same as a missing field."""
     known: dict[str, Any] = {}
     details: dict[str, Any] = {}
     for key, value in row.items():
@@ -213,24 +231,23 @@ def delayed_description(row: Mapping[str, Any]) -> DelayedDescription:
     )
 
 
-# Messages that the broker sends by itself at the times of a cron expression, as operations: made, looked at, ended.
-#
-# Whatever is asked twice, after a lost connection, has the first answer: a schedule that is added again in the same
-# words is the same one.
-
 TOPIC_NAME = Name()
 OURS = ("message", "properties", "details")
-"""Fields that no reply has: of properties it has the number, and the attribute has them."""
+"""Fields of the description that are not in replies as such.
+
+In a reply `properties` is a count; the properties themselves are in the attribute.
+"""
 NAME_BYTES = 200
-"""Of a topic's name in the name that a schedule without one gets, so that its number fits behind."""
+"""Maximum bytes of a topic name in a generated schedule name, so that the checksum fits."""
 
 
 class ScheduleDescription(NamedTuple):
-    """One schedule. `state`: "active", "paused", or "waiting" where `trouble` says why what is due is not sent. Times
-    are ms since 1970 (0: none): of the next message, of the time that the last one was for, of its making. `misfire`
-    is what becomes of missed times: "one", "all" or "skip". `size_bytes` is the payload's. `message` is what it sends,
-    `properties` those of the message; both are None in lists, which do not have them. `details`: whatever else the
-    broker said.
+    """One schedule: a message that the broker sends at the times of a cron expression.
+
+    `state`: "active", "paused", or "waiting" if a due message cannot be sent; `trouble` is the reason. Times are ms
+    since 1970 (0: none): `next_ms` of the next message, `last_ms` the due time of the last one, `made_ms` of the
+    creation. `misfire`: how missed times are handled, "one", "all" or "skip". `size_bytes`: size of the payload.
+    `message` and its `properties` are None in lists. `details`: other fields of the reply.
     """
 
     name: str
@@ -253,17 +270,17 @@ class ScheduleDescription(NamedTuple):
 
     @property
     def next_at(self) -> datetime | None:
-        """When it sends next, as the clocks of its time zone show it; None while it does not."""
+        """Time of the next message in the schedule's time zone; None if there is none."""
         return moment_at(self.next_ms, self.timezone)
 
     @property
     def last_at(self) -> datetime | None:
-        """The time that its last message was for; None before the first."""
+        """The due time of the last message; None before the first."""
         return moment_at(self.last_ms, self.timezone)
 
 
 class ScheduleWish(NamedTuple):
-    """What is asked for: see `Admin.schedule`."""
+    """The arguments of `Admin.schedule`."""
 
     cron: str
     topic: str
@@ -277,8 +294,9 @@ class ScheduleWish(NamedTuple):
     misfire: str = "one"
 
     def request(self) -> tuple[AddSchedule, bytes]:
-        """The request and its body. Raises `TypeError`, `MessageTooLarge`, `ValueError` as sends do, `BadRequest` for a
-        text that names no topic.
+        """Return the request and its body.
+
+        Raises `TypeError`, `MessageTooLarge`, `ValueError` as sends do, `BadRequest` for an invalid topic name.
         """
         TOPIC_NAME.check(self.topic, "topic")
         payload = payload_bytes(self.payload)
@@ -303,7 +321,10 @@ class ScheduleWish(NamedTuple):
 
 
 def zone_name(timezone: str | tzinfo) -> str:
-    """Of a time zone by its name, a `ZoneInfo`, or `datetime.UTC`. Raises `TypeError` for what has no name."""
+    """Return the name of a time zone given by name, as `ZoneInfo`, or as `datetime.UTC`.
+
+    Raises `TypeError` for a time zone without a name.
+    """
     name = "UTC" if timezone is UTC else getattr(timezone, "key", timezone)
     if not isinstance(name, str):
         raise TypeError(f"A time zone is its name, as in 'Europe/Berlin', or a ZoneInfo, not {timezone!r}.")
@@ -311,14 +332,20 @@ def zone_name(timezone: str | tzinfo) -> str:
 
 
 def given_name(topic: str, words: tuple[Any, ...], body: bytes) -> str:
-    """For a schedule without a name: the same for the same words, so that a repeat does not make a second one."""
+    """Return a schedule name derived from the arguments.
+
+    The same arguments give the same name, so a repeated request does not create a second schedule.
+    """
     return f"{topic[:NAME_BYTES]}-{zlib.crc32(body, zlib.crc32(repr(words).encode())):08x}"
 
 
 def adding(
     link: Link, cluster: Cluster, wish: ScheduleWish, seconds: float
 ) -> Operation[ScheduleDescription]:
-    """The topic is made on first use, as for sends, but not for a wish that makes no sense."""
+    """Add a schedule. The topic is created if it does not exist, as for sends.
+
+    It is created only after the broker has accepted all other arguments. Raises as `ScheduleRequest.request`.
+    """
     message, body = wish.request()
     try:
         reply = yield from request(link, message, body, seconds=seconds)
@@ -332,7 +359,10 @@ def adding(
 
 
 def list_schedules(link: Link, seconds: float) -> Operation[list[ScheduleDescription]]:
-    """Page by page; what is made or removed meanwhile may be in it or not."""
+    """Return all schedules, read page by page.
+
+    Schedules that are added or removed during the call may be missing or included.
+    """
     found: list[ScheduleDescription] = []
     more = True
     while more:
@@ -344,7 +374,7 @@ def list_schedules(link: Link, seconds: float) -> Operation[list[ScheduleDescrip
 
 
 def describe_schedule(link: Link, name: str, seconds: float) -> Operation[ScheduleDescription]:
-    """Raises `UnknownSchedule`."""
+    """Return the description of a schedule with its message. Raises `UnknownSchedule`."""
     reply = yield from request(link, ListSchedules(name), seconds=seconds)
     if not reply.schedules:
         raise UnknownSchedule(f"There is no schedule {name}. Look at the list: tfmq schedule list.")
@@ -362,14 +392,17 @@ def resuming(link: Link, name: str, seconds: float) -> Operation[ScheduleDescrip
 
 
 def removing(link: Link, name: str, seconds: float) -> Operation[bool]:
-    """By its id, so that a repeat cannot hit another one that was made under the name. Raises `UnknownSchedule`."""
+    """Remove the schedule. Raises `UnknownSchedule`.
+
+    The request names the id, so that a repeated request cannot remove a new schedule of the same name.
+    """
     found = yield from describe_schedule(link, name, seconds)
     reply = yield from request(link, RemoveSchedule(name, found.id), seconds=seconds)
     return bool(reply.removed)
 
 
 def schedule_description(row: Mapping[str, Any]) -> ScheduleDescription:
-    """Of one map of a reply; nil is as good as not said."""
+    """Parse one row of a reply; nil is the same as a missing field."""
     named = {"size_bytes" if key == "size" else key: value for key, value in row.items() if value is not None}
     known = {key: named.pop(key) for key in ScheduleDescription._fields if key in named and key not in OURS}
     named.pop("properties", None)
@@ -379,7 +412,7 @@ def schedule_description(row: Mapping[str, Any]) -> ScheduleDescription:
 
 
 def _message(row: dict[str, Any]) -> Message | None:
-    """What it sends, taken out of the rest of the row."""
+    """Remove the fields of the message from the row and return the message, if there is one."""
     if "attribute" not in row:
         return None
     packed = row.pop("attribute")
@@ -388,7 +421,10 @@ def _message(row: dict[str, Any]) -> Message | None:
 
 
 def moment_at(moment_ms: int, timezone: str) -> datetime | None:
-    """In that zone, or in UTC where this machine does not know it; None for 0 and what has no date."""
+    """Return the time in `timezone`; None for 0 and for times that `datetime` cannot represent.
+
+    UTC is used if this machine does not know the time zone.
+    """
     if not 0 < moment_ms <= BORN_MS_MAX:
         return None
     moment = EPOCH + timedelta(milliseconds=moment_ms)

@@ -1,4 +1,4 @@
-"""What the broker tells about topics, partitions and groups, as values with names. Pure."""
+"""The broker's descriptions of topics, groups, transactions and commit groups. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 
 class PartitionDescription(NamedTuple):
-    """One partition. Offsets are bytes, ordinals count messages, times are ms since 1970 (-1: none).
+    """One partition.
 
-    `state` is "open", "stopped" (takes no writes; `reason` says why) or "damaged" (`damage` lists the ranges that
-    cannot be read, each first offset, next offset, reason).
+    Offsets are bytes, ordinals count messages, times are ms since 1970 (-1: none).
+
+    `state`: "open", "stopped" (accepts no writes; `reason` is the cause) or "damaged" (`damage` lists the unreadable
+    ranges: first offset, next offset, reason).
     """
 
     partition: int
@@ -30,12 +32,12 @@ class PartitionDescription(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """How many messages it holds."""
+        """The number of messages in the partition."""
         return self.end_ordinal - self.first_ordinal
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is stopped because its folder was gone at a start of the broker."""
+        """Whether it is stopped because its folder was missing at a start of the broker."""
         return self.state == "stopped" and self.reason.startswith("its folder was gone")
 
     @property
@@ -45,8 +47,10 @@ class PartitionDescription(NamedTuple):
 
 
 class TopicDescription(NamedTuple):
-    """One topic with all its partitions. `settings`: what it has of its own; `effective`: what holds for it, key ->
-    (value, where it is from: "topic", "default", or the place in the server's configuration).
+    """One topic with all its partitions.
+
+    `settings`: set for this topic. `effective`: the values in use, key -> (value, source: "topic", "default", or the
+    position in the server's configuration).
     """
 
     name: str
@@ -57,7 +61,7 @@ class TopicDescription(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """How many messages all partitions hold."""
+        """The number of messages in all partitions."""
         return sum(each.messages for each in self.partitions)
 
     @property
@@ -66,7 +70,7 @@ class TopicDescription(NamedTuple):
 
 
 class Located(NamedTuple):
-    """A place in a partition; `ordinal` is -1 where it is not known. The rest is how far the partition reaches."""
+    """A position in a partition, and the bounds of the partition. `ordinal` -1: unknown."""
 
     offset: int
     ordinal: int
@@ -78,8 +82,10 @@ class Located(NamedTuple):
 
 
 class Purged(NamedTuple):
-    """What a purge left: the first offset of each partition; groups that were moved there (`moved`), and groups that
-    stay at a message that is gone because a member is alive, or a transaction has their offsets in doubt (`left`).
+    """The result of a purge.
+
+    `first_offsets`: by partition. `moved`: groups moved to these offsets. `left`: groups that could not be moved from a
+    deleted message, because a member is alive or a transaction with their offsets is not decided.
     """
 
     first_offsets: Mapping[int, int]
@@ -88,7 +94,10 @@ class Purged(NamedTuple):
 
 
 class GroupSummary(NamedTuple):
-    """One group in a list: how many members it has, whether one lives, in how many partitions it has offsets."""
+    """One group in a list.
+
+    `members`: their number. `live`: whether any is alive. `partitions`: how many have a committed offset.
+    """
 
     group: str
     generation: int
@@ -100,11 +109,13 @@ class GroupSummary(NamedTuple):
 class GroupDescription(NamedTuple):
     """One group, its members oldest first.
 
-    `members`: member, client, live, topics, strategy, session_ms, silent_ms, partitions and leaving (numbers by topic:
-    what it has and keeps, and what it is to give up), note (why it has less than it asked for). `offsets`: topic,
-    partition, member (who has it, ""), offset (-1: nothing is saved yet), index, epoch, generation, end_offset, lag (in
-    messages, all that are there where nothing is saved; -1: cannot be told). `strategy` is the one that holds: that of
-    the oldest member.
+    `strategy`: the one in use, that of the oldest member.
+
+    `members`: member, client, live, topics, strategy, session_ms, silent_ms, partitions (by topic: assigned and kept),
+    leaving (by topic: assigned, to be revoked), note (why the member has less than it asked for).
+
+    `offsets`: topic, partition, member (the owner, or ""), offset (-1: none committed), index, epoch, generation,
+    end_offset, lag (in messages; all of the partition if no offset is committed; -1: unknown).
     """
 
     group: str
@@ -116,26 +127,26 @@ class GroupDescription(NamedTuple):
 
     @property
     def lag(self) -> int:
-        """Messages that are not processed yet, in all partitions where that can be told."""
+        """Messages not acked yet, in all partitions where the lag is known."""
         return sum(max(0, each.get("lag", 0)) for each in self.offsets)
 
 
 def partition_description(row: Mapping[str, Any]) -> PartitionDescription:
-    """Of what the broker sent; fields that this release does not know are passed over."""
+    """Parse one row of the reply. Unknown fields are ignored."""
     known = {name: row[name] for name in PartitionDescription._fields if row.get(name) is not None}
     known["damage"] = tuple((first, next, reason) for first, next, reason in row.get("damage") or ())
     return PartitionDescription(**known)
 
 
 def topic_description(row: Mapping[str, Any]) -> TopicDescription:
-    """Of DESCRIBE_TOPIC's map."""
+    """Parse the DESCRIBE_TOPIC reply."""
     partitions = tuple(partition_description(each) for each in row["partitions"])
     effective = {key: (value, origin) for key, (value, origin) in row.get("effective", {}).items()}
     return TopicDescription(row["name"], row["incarnation"], partitions, row.get("settings", {}), effective)
 
 
 def group_summary(row: Mapping[str, Any]) -> GroupSummary:
-    """Of one map of LIST_GROUPS."""
+    """Parse one row of LIST_GROUPS."""
     return GroupSummary(
         row["group"],
         row.get("generation", 0),
@@ -146,7 +157,7 @@ def group_summary(row: Mapping[str, Any]) -> GroupSummary:
 
 
 def group_description(row: Mapping[str, Any]) -> GroupDescription:
-    """Of DESCRIBE_GROUP's map."""
+    """Parse the DESCRIBE_GROUP reply."""
     return GroupDescription(
         row["group"],
         row.get("generation", 0),
@@ -157,16 +168,14 @@ def group_description(row: Mapping[str, Any]) -> GroupDescription:
     )
 
 
-# What the broker tells about transactions and commit groups, as values with names. Pure.
-
-
 class TransactionDescription(NamedTuple):
-    """One transaction. Times are ms since 1970 (0: not yet, or never); `epoch` is its number, never given twice.
+    """One transaction. Times are ms since 1970 (0: not yet, or never).
 
-    `state`: "open", "preparing", "prepared", "committing", "applying" (decided, a target cannot be written yet),
-    "committed", "rolled_back", "heuristic_committed", "heuristic_rolled_back", "read_only", "unknown". `group` is
-    the producer group that is asked about it, `owner` the client that began it. `topics`: in a list the first ones.
-    `expires_ms`: when a prepared member of a commit group ends by itself. `details`: whatever else the broker said.
+    `epoch`: its number, never reused. `state`: "open", "preparing", "prepared", "committing", "applying" (committed; a
+    target cannot be written yet), "committed", "rolled_back", "heuristic_committed", "heuristic_rolled_back",
+    "read_only", "unknown". `group`: the producer group that answers checks. `owner`: the client that began it.
+    `topics`: in a list only the first ones. `expires_ms`: timeout of a prepared member of a commit group. `details`:
+    other fields of the reply.
     """
 
     xid: str
@@ -199,8 +208,10 @@ class TransactionEnd(NamedTuple):
 
 
 class CommitGroupDescription(NamedTuple):
-    """One commit group: the last `sequence` that was committed (-1: none), by which `run`, with how many `rows`.
-    `details`: whatever else the broker said.
+    """One commit group and its last committed sequence.
+
+    `sequence`: -1 if none. `run`: the one that committed it. `rows`: their number. `details`: other fields of the
+    reply.
     """
 
     group: str
@@ -211,8 +222,10 @@ class CommitGroupDescription(NamedTuple):
 
 
 class CommitGroupEnd(NamedTuple):
-    """What COMMIT_GROUP answered: `state` "committed" or "applying", whether this is the first answer `repeated`, the
-    total of `rows` that counts, and how many messages were `dropped` because their topic is gone.
+    """The result of COMMIT_GROUP.
+
+    `state`: "committed" or "applying". `repeated`: the sequence was committed before. `rows`: the total that counts.
+    `dropped`: messages whose topic was deleted.
     """
 
     state: str
@@ -225,20 +238,20 @@ _WIRE_NAMES = {"bytes": "size_bytes"}
 
 
 def transaction_description(row: Mapping[str, Any]) -> TransactionDescription:
-    """Of one map of LIST_TRANSACTIONS or DESCRIBE_TRANSACTION."""
+    """Parse one row of LIST_TRANSACTIONS or DESCRIBE_TRANSACTION."""
     known, details = _split(row, TransactionDescription._fields)
     known["topics"] = tuple(known.get("topics", ()))
     return TransactionDescription(**known, details=details)
 
 
 def commit_group_description(row: Mapping[str, Any]) -> CommitGroupDescription:
-    """Of one map of LIST_COMMIT_GROUPS."""
+    """Parse one row of LIST_COMMIT_GROUPS."""
     known, details = _split(row, CommitGroupDescription._fields)
     return CommitGroupDescription(**known, details=details)
 
 
 def _split(row: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(fields of those names, the rest); nil is as good as not said."""
+    """Return (fields in `names`, other fields); nil is the same as a missing field."""
     known: dict[str, Any] = {}
     details: dict[str, Any] = {}
     for key, value in row.items():

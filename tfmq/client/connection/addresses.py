@@ -1,12 +1,12 @@
-"""`file:PATH` as an address: the broker that runs on that folder, or one that is started for it.
+"""Broker addresses: `host:port`, and `file:PATH` for the broker of a data folder.
 
-A broker writes DATA/address, `HOST:PORT PROCESS`, when it is ready, and removes it at a clean stop. It is believed
-while DATA/lock is held, and by that process: what a kill left behind is found out so. Where none runs, one is started:
-in a session of its own, so that neither Ctrl-C nor the end of the program that started it ends it; it ends by itself
-when nobody was connected for `IDLE_SECONDS`. Of several starters one holds DATA/starting; it hands the lock to the
-broker, which has it for as long as it lives, so there is one start at a time, and the others wait for its address.
+`LocalBrokerAddress` finds the broker that runs on a data folder, or starts one. A broker writes `HOST:PORT PROCESS` to
+DATA/address when it is ready and removes the file at a clean stop. The file is valid only while the process named in it
+holds DATA/lock; a file left by a killed broker fails this check.
 
-Nothing here waits for a broker: `Folder.find` says "not ready yet", and a link asks again.
+A started broker runs in its own session, so neither Ctrl-C nor the exit of the starting program ends it. It exits after
+`IDLE_SECONDS` without clients. A starter holds the lock on DATA/starting and passes the descriptor to the broker, which
+keeps the lock until it exits. So only one start is in progress at a time; other clients wait for its address.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from typing import Final, NamedTuple
 from tfmq.data_dir import STARTING_NAME, check_data_folder
 from tfmq.errors import NOT_DONE, BadRequest, ConfigError, ConnectionFailed, NotSupported
 
-# Addresses of brokers: what a user may write, and what becomes of it.
-
 DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 8367  # T-F-M-Q on a telephone
+DEFAULT_PORT = 8367  # T-F-M-Q on a telephone keypad
 ENVIRONMENT = "TFMQ_SERVERS"
 FOLDER_SCHEME = "file:"
-"""Before the path of a data folder, instead of a host and port; see `folders`."""
+"""Prefix of an address that is a data folder path instead of host and port."""
 
 
 class Server(NamedTuple):
-    """One broker's address."""
+    """The network address of one broker."""
 
     host: str
     port: int
@@ -41,9 +39,10 @@ class Server(NamedTuple):
 
 
 def folder_of(servers: str | Sequence[str] | None) -> str | None:
-    """The path in `file:PATH`, or in $TFMQ_SERVERS for None; None where `servers` are hosts and ports.
+    """Return the path in `file:PATH`; None where `servers` are hosts and ports.
 
-    Raises `BadRequest` for a `file:` without a path, or with another address beside it.
+    If `servers` is None, the value of $TFMQ_SERVERS is used. Raises `BadRequest` for `file:` without a path or combined
+    with another address.
     """
     given = os.environ.get(ENVIRONMENT) if servers is None else servers
     texts = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
@@ -55,15 +54,17 @@ def folder_of(servers: str | Sequence[str] | None) -> str | None:
         host, slash, rest = path[2:].partition("/")
         path = slash + rest if host in ("", "localhost") else ""
     if len(texts) > 1 or not path:
-        raise BadRequest(f"{given!r}: file: is followed by the path of a data folder, and stands alone.")
+        raise BadRequest(
+            f"{given!r}: file: must be followed by the path of a data folder, and be the only address."
+        )
     return path
 
 
 def parse_servers(servers: str | Sequence[str] | None = None) -> tuple[Server, ...]:
-    """The addresses in `servers`: `host:port`, a comma list, `tfmq://host:port`, or a sequence of these.
+    """Parse `host:port`, a comma-separated list, `tfmq://host:port`, or a sequence of these.
 
-    None means $TFMQ_SERVERS, else 127.0.0.1:8367; a missing port is 8367. Raises `BadRequest` naming the part that
-    cannot be read, `NotSupported` for `tfmqs://` and for a user in the address.
+    None means $TFMQ_SERVERS, else 127.0.0.1:8367; the default port is 8367. Raises `BadRequest` that names the invalid
+    part, `NotSupported` for `tfmqs://` and for a user name in the address.
     """
     if servers is None:
         servers = os.environ.get(ENVIRONMENT) or f"{DEFAULT_HOST}:{DEFAULT_PORT}"
@@ -80,11 +81,11 @@ def parse_servers(servers: str | Sequence[str] | None = None) -> tuple[Server, .
 
 
 def parse_server(text: str) -> Server:
-    """One address. Raises as `parse_servers` does."""
+    """Parse one address. Raises as `parse_servers` does."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         scheme, rest = "tfmq", text
-    if "@" in text:  # before any sentence that shows it
+    if "@" in text:  # Checked before any error message that would show the password.
         raise NotSupported("An address with a user and password needs a later release; write host:port.")
     if scheme == "tfmqs":
         raise NotSupported(f"{text!r} asks for TLS, which this release does not have; write tfmq://.")
@@ -122,11 +123,14 @@ def _port(port: str, text: str) -> int:
     return int(port)
 
 
-def described(client: object, servers: Iterable[object], **told: object) -> str:
-    """A client as `repr` shows it, with what it was told: <tfmq.Consumer 127.0.0.1:8367 group='billing'>."""
+def described(client: object, servers: Iterable[object], **arguments: object) -> str:
+    """Return the `repr` of a client, for example <tfmq.Consumer 127.0.0.1:8367 group='billing'>.
+
+    Arguments with a false value are left out.
+    """
     module = type(client).__module__.partition("_")[0]
     face = "tfmq" if module in ("tfmq.producer", "tfmq.consumer", "tfmq.admin") else module
-    words = [f"{name}={value!r}" for name, value in told.items() if value]
+    words = [f"{name}={value!r}" for name, value in arguments.items() if value]
     return f"<{' '.join([f'{face}.{type(client).__name__}', ','.join(map(str, servers)), *words])}>"
 
 
@@ -134,32 +138,46 @@ ADDRESS_NAME: Final = "address"
 LOCK_NAME: Final = "lock"
 LOG_NAME: Final = "server.log"
 LOG_BYTES_MAX: Final = 1 << 20
-"""A longer log is put aside at the next start, in place of the one before: it is read when a start failed."""
+"""A longer log is renamed to `server.log.1` at the next start.
+
+It is needed only after a failed start.
+"""
 IDLE_SECONDS: Final = 10
-"""A broker that was started here ends when nobody was connected for so long: enough for a shell script between two
-commands, short enough to be gone when somebody looks what still runs."""
+"""A broker started by a client exits after this time without clients.
+
+Long enough for the gap between two commands of a shell script, short enough not to leave stray processes.
+"""
 PATIENCE_SECONDS: Final = 30.0
-"""How long a first connection is waited for: Python starts, and what a crash left is looked through."""
+"""Timeout of a first connection: covers the start of Python and recovery after a crash."""
 WORDS_BYTES: Final = 2000
-"""So much of the end of the log is told when a start failed."""
+"""Bytes at the end of the log that are searched for the last line after a failed start."""
 FOLDER_MODE: Final = 0o750
 FILE_MODE: Final = 0o640
-"""As those of the broker: what is in it is not for everybody."""
+"""The same modes as the broker uses: its files are not world-readable."""
 _NEW: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-"""Never through a link that somebody left there, to a file that is none of a broker's."""
+"""O_NOFOLLOW: a symbolic link in the folder must not make the client write to another file."""
 _ANYWHERE: Final = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}
-"""What a broker that listens everywhere is reached under from the same machine."""
+"""The address to connect to for a broker on this machine that listens on all interfaces."""
 _PROGRAM: Final = (
     "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)];"
     " from tfmq.server.main import main; main()"
 )
-"""Without the current folder, which is the broker's: nothing in there is a module of its."""
+"""Runs the broker without the current folder in `sys.path`.
+
+The current folder is the data folder, which holds no modules.
+"""
 _IN_BACKGROUND: Final = '"$@" &'
-"""For a shell: nobody here is the parent of what it starts, so nobody need wait for its end."""
+"""A shell script that starts a command in the background.
+
+The command is then no child of this process, so this process need not wait for its exit.
+"""
 
 
 class Folder:
-    """The address of whichever broker runs on the data folder at `path`."""
+    """The address of the broker that runs on the data folder at `path`.
+
+    `start(path, descriptor)` starts a broker; the default is `start_broker`.
+    """
 
     def __init__(self, path: str, start: Callable[[str, int], None] | None = None) -> None:
         if "\0" in path:
@@ -172,10 +190,10 @@ class Folder:
         return f"file:{self.path}"
 
     def find(self) -> Server:
-        """Where the broker listens. Starts one where none runs.
+        """Return the broker's network address. Start a broker if none runs. Never waits.
 
-        Raises `ConnectionFailed`: retriable while the broker is not ready, and not where it cannot be started.
-        Nothing is written into a folder that has somebody else's things in it.
+        Raises `ConnectionFailed`: retriable while the broker is not ready, not retriable where it cannot be started.
+        Does not write into a folder that holds other files than a broker's.
         """
         try:
             os.makedirs(self.path, FOLDER_MODE, exist_ok=True)
@@ -193,7 +211,7 @@ class Folder:
             ) from error
 
     def _address(self) -> Server | None:
-        """What DATA/address says, where the process that wrote it holds the lock."""
+        """Return the address in DATA/address if the process that wrote it holds the lock, else None."""
         words = self._text(ADDRESS_NAME).split()
         if len(words) != 2 or words[1] != self._text(LOCK_NAME).strip() or not self._is_held():
             return None
@@ -222,13 +240,17 @@ class Folder:
             self._start(self.path, descriptor)
             handed_over = self._started = True
         finally:
-            if not handed_over:  # also where another thread forks meanwhile: its copy must not keep the lock
+            # Explicit unlock: if another thread forks now, the child's copy of the descriptor would keep the lock.
+            if not handed_over:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
         raise self._not_ready("starts")
 
     def _is_held(self) -> bool:
-        """Whether a process has the data folder. Shared for a moment, so that two who look do not see each other."""
+        """Return whether a process holds the lock of the data folder.
+
+        The test takes a shared lock, so that two clients that test at the same time do not block each other.
+        """
         try:
             descriptor = os.open(os.path.join(self.path, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -259,25 +281,27 @@ class Folder:
         return ConnectionFailed(f"The broker on {self.path} is not ready: it {what}.", outcome=NOT_DONE)
 
     def _failed(self) -> ConnectionFailed:
+        """Return the error for a started broker that exited at once, with the last line of its log."""
         log = os.path.join(self.path, LOG_NAME)
         with open(log, "rb") as file:
             file.seek(max(0, os.path.getsize(log) - WORDS_BYTES))
-            said = file.read().decode(errors="replace").strip().rpartition("\n")[2]
+            last_line = file.read().decode(errors="replace").strip().rpartition("\n")[2]
         return ConnectionFailed(
-            f"A broker was started on {self.path} and ended at once. It said: {said or 'nothing'} ({log}).",
+            f"A broker was started on {self.path} and exited at once."
+            f" Last line of its log: {last_line or 'none'} ({log}).",
             outcome=NOT_DONE,
             retriable=False,
         )
 
 
 def start_broker(path: str, descriptor: int) -> None:
-    """Start a broker on the folder `path`, nobody's child and of no terminal; `descriptor` stays open in it.
+    """Start a detached broker on the folder `path`. It inherits `descriptor`.
 
-    Raises OSError, and `ConnectionFailed` where there is no Python to start it with.
+    Raises OSError, and `ConnectionFailed` where no Python interpreter is known.
     """
     if not sys.executable:
         raise ConnectionFailed(
-            "This program knows no Python to start a broker with: start tfmq-server yourself.",
+            "sys.executable is empty, so no broker can be started: start tfmq-server yourself.",
             retriable=False,
         )
     log = os.path.join(path, LOG_NAME)
@@ -296,7 +320,8 @@ def start_broker(path: str, descriptor: int) -> None:
             stderr=out,
             pass_fds=(descriptor,),
             cwd=path,
-            env=environment,  # the service manager waits for the program, not for its broker
+            # NOTIFY_SOCKET is removed: the service manager waits for this program, not for its broker.
+            env=environment,
             start_new_session=True,
         )
     if shell.returncode:

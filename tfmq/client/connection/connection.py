@@ -1,4 +1,8 @@
-"""A request that was handed to a link, and what came back."""
+"""One connection to a broker, without I/O: requests, replies, reconnection.
+
+`ClientConnection` encodes and decodes; a driver opens the network connection and moves the bytes. `PendingRequest` is a
+request and its reply.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +48,15 @@ Renew = Callable[[Any], Any]
 
 
 class Call(Waitable):
-    """Done when its reply came, when it failed, or when it was given up.
+    """A request in progress: done when its reply arrived, it failed, or it was abandoned.
 
-    `request` is a NamedTuple of `protocol.commands`. `repeat`: it is sent again after a reconnect, so its caller
-    never sees one; without it, a connection that breaks makes it fail with an unknown outcome. `unattended`: nobody
-    waits for it, so the driver's keeper reads until it is done. `renew`: makes the request anew each time it goes out,
-    where a part of it passes with time. `reply` and `error` are what came; `reply_body` is a
-    view of received bytes that stays valid as long as it is held.
+    `request` is a NamedTuple of `protocol.commands`. With `repeat` it is sent again after a reconnect; without, it
+    fails with outcome "unknown" when the connection is lost after sending. `in_background`: no caller waits, so the
+    background thread of the driver reads until it is done. `update(request)` returns the request to send, at each
+    sending, where a field depends on the time.
+
+    `reply` and `error` are the result. `reply_body` is a view of the received bytes that stays valid as long as it is
+    referenced.
     """
 
     __slots__ = (
@@ -94,35 +100,38 @@ class Call(Waitable):
         self.renew = renew
         self.sent = False
         self.sends = 0
-        """How many times it went out: above 1, an earlier one may have been done although a later one is refused."""
+        """How often it was sent.
+
+        Above 1, an earlier sending may have been executed although a later one was rejected.
+        """
         self.reply: Any = None
         self.reply_body: memoryview = _EMPTY
         self.error: TfmqError | None = None
 
     def late(self, server: object) -> TimedOut:
-        """Why it fails when its time is over and no answer came from `server`."""
+        """Return the error for a request that `server` did not answer before its deadline."""
         return TimedOut(
-            f"{server} did not answer {self.command.name} in time."
-            + (" It may still happen." if self.sent else ""),
+            f"{server} did not reply to {self.command.name} in time."
+            + (" The request may still be executed." if self.sent else ""),
             outcome=UNKNOWN if self.sent else NOT_DONE,
         )
 
     def result(self) -> Any:
-        """The reply, a NamedTuple of `protocol.commands`. Raises what the call failed with."""
+        """Return the reply, a NamedTuple of `protocol.commands`. Raises the error of the request."""
         if self.error is not None:
             raise self.error
         return self.reply
 
     def __repr__(self) -> str:
         state = "open" if not self.done else repr(self.error) if self.error else "answered"
-        return f"<Call {self.command.name} {self.correlation} {state}>"
+        return f"<PendingRequest {self.command.name} {self.correlation} {state}>"
 
 
 _EMPTY = memoryview(b"")
 
 
 def reply_error(header: list[Any]) -> TfmqError:
-    """The error of an error reply; one that is not well formed is told as it came."""
+    """Return the error in an error reply. Malformed fields are replaced by defaults."""
     number, fields = -header[0], [*header[2:], None, None, None, None]
     code, outcome, sentence, details = fields[:4]
     return from_wire(
@@ -134,15 +143,16 @@ def reply_error(header: list[Any]) -> TfmqError:
     )
 
 
-# What a user is told of a connection that could not be made or broke.
-
 Address = Server | Folder
 
 
 def failure_of(
     error: BaseException | None, server: Address, servers: Sequence[Address], was_connected: bool
 ) -> TfmqError:
-    """The sentence for `error` of the connection to `server`, one of `servers`."""
+    """Return the user-visible error for `error` on the connection to `server`.
+
+    `servers`: all configured addresses. `was_connected`: the connection was lost; else it could not be made.
+    """
     if isinstance(error, BadFrame):
         failure: TfmqError = ConnectionFailed(f"{server}: {error.sentence}")
     elif isinstance(error, TfmqError):
@@ -160,16 +170,9 @@ def failure_of(
 
 
 def names(servers: Sequence[Address]) -> str:
+    """Return the addresses joined by " or "."""
     return " or ".join(map(str, servers))
 
-
-# One connection to a broker, without I/O: hello, requests by correlation, reconnecting with back-off.
-#
-# A driver connects and moves bytes when the link asks for it; the link decides what they mean. Guarantees: a call is
-# done exactly once. Calls with `repeat` survive a broken connection and go out again, in the order in which they were
-# made, before anything newer; the others fail with outcome "unknown" if they had been handed to the connection, else
-# they wait for the next one. A call given up leaves the connection usable: its answer is dropped when it comes.
-# Nothing here is safe for threads: a driver's lock is.
 
 log = logging.getLogger("tfmq.connection")
 
@@ -179,24 +182,34 @@ BACK_OFF_SECONDS = 0.05
 """The pause after the first failed attempt; doubled after each further one."""
 BACK_OFF_SECONDS_MAX = 2.0
 BACK_OFF_SECONDS_FIRST = 0.25
-"""The longest pause before the first connection ever: somebody waits to be told."""
+"""The longest pause before the first successful connection: a user waits for the result."""
 PATIENCE_SECONDS = 2.0
-"""How long a link that never reached a broker tries before its calls fail: a broker started together with its
-clients is waited for, a wrong address is told soon."""
+"""How long a connection that never reached a broker retries before its requests fail.
+
+Long enough for a broker that is started together with its clients, short enough to report a wrong address soon.
+"""
 WORDLESS_ROUNDS = 3
-"""So many attempts at a first connection, about 0.15 s, nothing is said of."""
+"""Failed rounds over all addresses, about 0.15 s, before the first log line."""
 SECONDS = 30.0
-"""How long a call waits for its answer unless it says otherwise."""
+"""The default timeout of a request."""
 HELLO_SECONDS = 10.0
 OUTPUT_BUFFERS = 64
-"""How many buffers one write takes; far below IOV_MAX, and more gains nothing."""
+"""Maximum buffers for one write. Far below IOV_MAX; more do not increase the throughput."""
 
 HELLO = BY_REQUEST[Hello]
 _CORRELATIONS = 1 << 32
 
 
 class Link:
-    """A conversation with one of `servers`. `state` is "down", "greeting", "ready" or "closed"."""
+    """A connection to one of `servers`, without I/O. Reconnects with back-off.
+
+    A driver connects and moves bytes when this object asks for it. Every request completes exactly once. After a lost
+    connection, requests with `repeat` are sent again in their original order before any newer one; the others fail with
+    outcome "unknown" if they were already sent, else they wait for the next connection. An abandoned request leaves the
+    connection usable: its reply is dropped. Not thread-safe: callers hold the driver's lock.
+
+    `state` is "down", "greeting" (HELLO sent), "ready" or "closed".
+    """
 
     def __init__(
         self,
@@ -210,26 +223,26 @@ class Link:
         self.servers = tuple(servers)
         self.client = client
         self.operator = False
-        """Whether a person uses it: the broker then writes what it asks for into its log."""
+        """Whether a person uses the client: the broker then logs the requested changes."""
         self.patience_seconds = patience_seconds
         self._clock = clock
         self._jitter = jitter
         self.on_ready: list[Callable[[Link], None]] = []
-        """Called after every hello: whoever keeps a session on the server (a group's member) renews it here."""
+        """Called after every HELLO reply. A group member renews its session on the server here."""
         self._reset()
 
     def _reset(self) -> None:
         self.state = "down"
         self.hello: HelloReply | None = None
         self.limits = limits.sent({})
-        """The broker's limits by name; the defaults before it said."""
+        """The broker's limits by name; the defaults before its HELLO reply."""
         self.connections = 0
-        """How many times hello was answered; a change tells that the session on the server is a new one."""
+        """How many HELLO replies arrived. A change means that the session on the server is new."""
         self.unattended = 0
-        """How many calls are open that nobody waits for."""
+        """How many background requests are open."""
         self.last_error: TfmqError | None = None
         self._turn = self._attempts = 0
-        self._fruitful = False  # whether this connection brought an answer, or began to
+        self._fruitful = False  # Whether this connection received a reply, or a part of one.
         self._trying_since: float | None = None
         self._retry_at, self._hello_deadline = 0.0, NEVER
         self._numbers = itertools.count(1)
@@ -240,20 +253,20 @@ class Link:
         self._marks: deque[tuple[int, Call]] = deque()
         self._decoder = Decoder(limits.FRAME_BYTES)
 
-    # What the parts built on a link use
+    # Used by code that sends requests
 
     @property
     def server(self) -> Server | Folder:
-        """The address in use, or the next to try."""
+        """The address in use, or the next one to try."""
         return self.servers[self._turn % len(self.servers)]
 
     def now(self) -> float:
-        """Seconds by the clock of deadlines."""
+        """Return the time in seconds of the clock that deadlines use."""
         return self._clock()
 
     @property
     def acks(self) -> int:
-        """What the broker takes `acks=None` for."""
+        """The durability that the broker uses for `acks=None`."""
         return self.hello.acks if self.hello else ACKS_SYNCED
 
     def call(
@@ -266,11 +279,12 @@ class Link:
         wants_reply: bool = True,
         renew: Renew | None = None,
     ) -> Call:
-        """Send `request`, now or as soon as there is a connection. It fails by itself after `seconds`.
+        """Send `request`, now or as soon as there is a connection. It fails after `seconds`.
 
-        `repeat=False` is for what must not happen twice. With `wants_reply=False` it is done once it is written.
-        `renew(request)` gives what goes out, each time it does.
-        Raises `Closed` behind `close`, `BadRequest` for fields that cannot be packed.
+        Use `repeat=False` for requests that must not be executed twice. With `wants_reply=False` the request is done
+        once it is written. `update(request)` returns the request to send, at each sending. `body` buffers are not
+        copied; do not change them before the request is done. Raises `Closed` after `close`, `BadRequest` for fields
+        that cannot be packed.
         """
         if self.state == "closed":
             raise Closed("The client is closed; make a new one.")
@@ -296,29 +310,32 @@ class Link:
         return call
 
     def abandon(self, call: Call, error: TfmqError | None = None) -> None:
-        """Give `call` up: it fails with `error` (else `Abandoned`), its answer will be dropped."""
+        """Fail the request with `error` (default `Abandoned`). Its reply will be dropped."""
         if not call.done:
             self._fail(call, error or Abandoned(outcome=UNKNOWN if call.sent else NOT_DONE))
 
     def close(self, error: TfmqError | None = None) -> None:
-        """Fail what is open; take nothing more."""
+        """Fail all open requests and reject new ones."""
         self.state = "closed"
         self._output.clear()
         for call in list(self._calls.values()):
             outcome = UNKNOWN if call.sent else NOT_DONE
             self._fail(
-                call, error or Abandoned("The client was closed before the answer came.", outcome=outcome)
+                call, error or Abandoned("The client was closed before the reply arrived.", outcome=outcome)
             )
 
     def renew(self) -> None:
-        """Forget everything, tell nobody: what a forked child does with what its parent had open."""
+        """Discard all requests without completing them.
+
+        For a forked child: the requests belong to the parent process.
+        """
         self._reset()
 
-    # What a driver uses
+    # Used by drivers
 
     @property
     def busy(self) -> bool:
-        """Whether any call is open."""
+        """Whether any request is open."""
         return bool(self._calls)
 
     @property
@@ -326,11 +343,11 @@ class Link:
         return bool(self._output)
 
     def wants_connection(self) -> bool:
-        """Whether the driver shall connect to `server` now."""
+        """Return whether the driver must connect to `server` now."""
         return self.state == "down" and bool(self._calls) and self._clock() >= self._retry_at
 
     def next_time(self) -> float:
-        """When `tick` has something to do; infinity if never."""
+        """Return when `tick` must be called next; infinity if never."""
         while self._deadlines and self._deadlines[0][2].done:
             heapq.heappop(self._deadlines)
         due = self._deadlines[0][0] if self._deadlines else NEVER
@@ -339,7 +356,10 @@ class Link:
         return min(due, self._hello_deadline)
 
     def tick(self) -> None:
-        """Let calls fail whose time is over. Raises `ConnectionFailed` if hello was not answered: then disconnect."""
+        """Fail the requests whose deadline has passed.
+
+        Raises `ConnectionFailed` if HELLO was not answered in time; the driver then disconnects.
+        """
         now = self._clock()
         while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
             call = heapq.heappop(self._deadlines)[2]
@@ -347,13 +367,13 @@ class Link:
                 self._fail(call, self._late(call))
         if self.state == "greeting" and now >= self._hello_deadline:
             raise ConnectionFailed(
-                f"{self.server} took the connection but did not answer hello in {HELLO_SECONDS:g} s: check that a"
+                f"{self.server} accepted the connection but did not reply to HELLO in {HELLO_SECONDS:g} s: check that a"
                 " tfmq broker is there.",
                 outcome=NOT_DONE,
             )
 
     def connected(self) -> None:
-        """The driver has a connection: greet."""
+        """Send HELLO on the connection that the driver has made."""
         self.state = "greeting"
         now = self._clock()
         self._hello_deadline = now + HELLO_SECONDS
@@ -368,18 +388,24 @@ class Link:
         self._queue(encode([HELLO.code, 0, *hello]))
 
     def received(self, data: bytes | bytearray) -> None:
-        """Bytes came; do not change `data` afterwards. Raises `TfmqError` if they make no sense: disconnect then."""
+        """Process received bytes. `data` must not be changed afterwards.
+
+        Raises `TfmqError` if the bytes are invalid; the driver then disconnects.
+        """
         for frame in self._decoder.feed(data):
             self._take(frame)
         if self._decoder.midway and self.state == "ready":
             self._fruitful = True
 
     def pending(self) -> list[memoryview]:
-        """What to write next, at most `OUTPUT_BUFFERS` buffers; tell `wrote` how much of it went."""
+        """Return the next buffers to write, at most `OUTPUT_BUFFERS`.
+
+        The driver reports the number of bytes written to `output_written`.
+        """
         return list(itertools.islice(self._output, OUTPUT_BUFFERS))
 
     def wrote(self, size: int) -> None:
-        """`size` bytes of `pending` were written."""
+        """Record that `size` bytes of `next_output` were written."""
         self._written_bytes += size
         output = self._output
         while size:
@@ -395,7 +421,7 @@ class Link:
                 self._end(call)
 
     def disconnected(self, error: BaseException | None = None) -> None:
-        """The connection broke, or could not be made. Decides what becomes of the open calls."""
+        """Fail or keep the open requests after a lost or failed connection."""
         if self.state == "closed":
             return
         was_connected, was_ready = self.state != "down", self.state == "ready"
@@ -418,7 +444,7 @@ class Link:
         elif isinstance(error, ConnectionRefusedError) and not self.connections:
             self._say_waiting()
 
-    # Inside
+    # Internal
 
     def _number(self) -> int:
         number = next(self._numbers) % _CORRELATIONS
@@ -443,6 +469,7 @@ class Link:
             self._marks.append((self._queued_bytes, call))
 
     def _take(self, frame: Frame) -> None:
+        """Process one received frame. Raises `TfmqError` for an invalid one."""
         header = frame.header
         kind, correlation = header[:2]
         if kind > 0:
@@ -453,7 +480,8 @@ class Link:
         call = self._calls.get(correlation)
         if call is None:
             if kind < 0 and correlation == 0:
-                raise reply_error(header)  # no request has that number: it is about the connection
+                # No request has correlation id 0: the error concerns the connection.
+                raise reply_error(header)
             return
         self._fruitful = True
         if kind < 0:
@@ -470,13 +498,14 @@ class Link:
         self._end(call)
 
     def _greeted(self, header: list[Any]) -> None:
+        """Process the HELLO reply and send the open requests."""
         if header[0] < 0:
             raise reply_error(header)
         try:
             self.hello = HELLO.reply.read(header, "HELLO", 2)
             self.limits = limits.told(self.hello.limits)
         except (BadRequest, ValueError) as error:
-            raise BadFrame(f"{self.server} answered hello with something else: {error}") from None
+            raise BadFrame(f"{self.server} replied to HELLO with something else: {error}") from None
         self.state, self._fruitful = "ready", False
         self.connections += 1
         self._hello_deadline = NEVER
@@ -487,7 +516,8 @@ class Link:
             listener(self)
 
     def _end(self, call: Call) -> None:
-        if self._calls.get(call.correlation) is call:  # else it was the parent's, before a fork
+        # A request that is not in the table belongs to the parent process, before a fork.
+        if self._calls.get(call.correlation) is call:
             del self._calls[call.correlation]
             self.unattended -= call.unattended
         call.settle()
@@ -502,7 +532,7 @@ class Link:
         return call.late(self.server)
 
     def _back_off(self, now: float) -> None:
-        """Wait before the next round over all servers, not between two of them."""
+        """Wait before the next round over all servers, not between two servers of a round."""
         if self._attempts % len(self.servers):
             self._retry_at = now
             return
@@ -512,12 +542,15 @@ class Link:
         self._retry_at = now + pause * (0.75 + 0.5 * self._jitter())
 
     def _begin_again(self) -> None:
-        """A call after a time without any: the pause that the last attempt left, up to 2.5 s, was made for calls that
-        are over, and may be longer than this one waits at all."""
+        """Shorten the pause for the first request after an idle time.
+
+        The pause after the last attempt, up to 2.5 s, may be longer than the timeout of the new request.
+        """
         self._attempts = 0
         self._retry_at = min(self._retry_at, self._clock() + BACK_OFF_SECONDS)
 
     def _hopeless(self, error: BaseException | None, now: float) -> bool:
+        """Return whether the open requests must fail now."""
         if self._attempts % len(self.servers):
             return False
         if isinstance(error, TfmqError) and not error.retriable:
@@ -525,11 +558,12 @@ class Link:
         return not self.connections and now - (self._trying_since or now) >= self.patience_seconds
 
     def _say_waiting(self) -> None:
-        """Once for each try of a first connection: who looks on is not left without a word until it is over."""
+        """Log once per first connection that no broker has answered yet."""
         if self._attempts == WORDLESS_ROUNDS * len(self.servers):
             log.info("Nothing listens at %s yet: waiting %g s.", names(self.servers), self.patience_seconds)
 
     def _give_up(self, error: TfmqError) -> None:
+        """Fail all open requests with `error`."""
         self._trying_since = None
         for call in list(self._calls.values()):
             outcome = UNKNOWN if call.sent else NOT_DONE

@@ -1,7 +1,7 @@
-"""How a client comes to its brokers: over the network, or without one where the broker runs in this very process.
+"""Creation of a client's connection and driver.
 
-A broker that a test keeps in its own process `moves_in` under an address that nothing else has; whoever names that
-address, in whatever way addresses are given, gets a driver that the broker's owner made, and that owner's time.
+The broker may run in this process: tests register a broker under an address with `register_in_process_broker`. A client
+for that address gets a driver and a clock from that broker instead of a network connection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Driver = TypeVar("Driver")
 
 
 class Reached(NamedTuple, Generic[Driver]):
-    """What a client stands on: its link, the driver that moves it, and the time of day in seconds since 1970."""
+    """A connection, the driver that runs it, and the wall clock in seconds since 1970."""
 
     link: Link
     driver: Driver
@@ -33,11 +33,11 @@ class Inside(Protocol):
     """A broker in this process."""
 
     def reach(self, servers: Sequence[Server], driver_type: Callable[[Link], Driver]) -> Reached[Driver]:
-        """A link to it, and a driver that does what `driver_type` does."""
+        """Return a connection to it and a driver equivalent to `driver_type`."""
         ...
 
     def state_folder(self) -> str:
-        """Where its clients keep what is theirs, unless they are told."""
+        """Return the default folder for the local files of its clients."""
         ...
 
 
@@ -45,17 +45,20 @@ _inside: dict[Server, Inside] = {}
 
 
 def moves_in(server: Server, broker: Inside) -> None:
-    """From now on `server` is the address of `broker`."""
+    """Register `broker` under the address `server`."""
     _inside[server] = broker
 
 
 def moves_out(server: Server) -> None:
-    """Nothing has that address any more."""
+    """Remove the registration of `server`."""
     _inside.pop(server, None)
 
 
 def state_folder_of(link: Link) -> str | None:
-    """Where a client of a broker in this process keeps what is its own; None: where programs of this user do."""
+    """Return the folder for local files of a client of an in-process broker.
+
+    None for other brokers: the default folder of this user's programs is used.
+    """
     server = link.servers[0]
     broker = _inside.get(server) if isinstance(server, Server) else None
     return None if broker is None else broker.state_folder()
@@ -68,10 +71,11 @@ def reach(
     client_id: str | None = None,
     operator: bool = False,
 ) -> Reached[Driver]:
-    """A link to `servers`, as users write them, and its driver. Touches no network. Raises as `parse_servers`.
+    """Create the connection to `servers` and its driver. Does no network I/O.
 
-    `client_id`: its name in lists of members and in the broker's log; None: $TFMQ_CLIENT_ID.
-    `operator`: a person uses it, and the broker's log is to tell what it changes.
+    `client_id`: the client's name in member lists and in the broker's log; None: $TFMQ_CLIENT_ID. `operator`: a person
+    uses the client, so the broker logs the changes that it requests. Raises as `parse_servers`, and `BadRequest` for an
+    invalid client id.
     """
     name = os.environ.get(CLIENT_ID_VARIABLE) or None if client_id is None else client_id
     if name is not None:
@@ -84,7 +88,7 @@ def reach(
 
 
 def check_client_id(name: object) -> None:
-    """Raises `BadRequest` for what cannot name a client."""
+    """Raises `BadRequest` if `name` is not a valid client id."""
     if not valid_name(name) or len(str(name)) > CLIENT_ID_LENGTH:
         raise BadRequest(
             f"client_id must be 1 to {CLIENT_ID_LENGTH} letters, digits, '.', '_' or '-', not {str(name)[:120]!r}."

@@ -1,4 +1,8 @@
-"""One question to the broker, asked again while it fails for a passing reason: what longer operations are made of."""
+"""Requests with retries, topic metadata, and the operations made of them.
+
+Each operation takes the connection, and the metadata cache where it needs topics, and returns plain values. All raise
+`TfmqError`: the broker's error, `ConnectionFailed`, `TimedOut`.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +19,25 @@ from tfmq.protocol.commands import TopicRow
 
 PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
-"""Between two tries, doubled each time; the link's own back-off comes before it where there is no connection."""
+"""Maximum pause between two attempts.
+
+The first is `PAUSE_SECONDS`; each further one is twice as long.
+
+The connection's own back-off is added where there is no connection.
+"""
 CALL_SECONDS: Final = 30.0
-"""How long one try waits for its answer."""
+"""Timeout of one attempt."""
 
 
 def ask(
     link: Link, request: Any, until: float, *, unattended: bool = False, while_busy: bool = True
 ) -> Generator[Wait, None, Any]:
-    """The reply to `request`. Raises what is not retriable at once, what is retriable at `until` (the link's clock).
+    """Send `request` until it succeeds or `until` (the connection's clock) is reached.
 
-    A link that never reached a broker gives up by itself after its patience, and that is raised at once, too.
-    `unattended`: nobody waits, a keeper reads the answer. Without `while_busy`, `Busy` is raised at once. Asking again
-    must do no harm: not for PRODUCE.
+    Return the reply. Raises an error that is not retriable at once, a retriable one at `until`. The error of a
+    connection that never reached a broker is also raised at once. Without `while_busy`, `Busy` is raised at once.
+    `in_background`: no caller waits; the background thread reads the reply. The request may be executed more than once,
+    so do not use this for PRODUCE.
     """
     pause = PAUSE_SECONDS
     while True:
@@ -38,10 +48,10 @@ def ask(
                 yield Wait((call,))
             return call.result()
         except TfmqError as error:
-            hopeless = (
+            give_up = (
                 not error.retriable or not link.connections or (isinstance(error, Busy) and not while_busy)
             )
-            if hopeless or link.now() + pause >= until:
+            if give_up or link.now() + pause >= until:
                 raise
         finally:
             link.abandon(call)
@@ -49,17 +59,12 @@ def ask(
         pause = min(pause * 2, PAUSE_SECONDS_MAX)
 
 
-# What the client knows of the broker's topics: names, incarnations, partitions. Pure memory; `operations` asks.
-#
-# A topic stays known until somebody who was refused under it forgets it. So a topic that was deleted and made anew is
-# noticed by the first request that bears the old incarnation, and a grown one by whoever looks again.
-
 REFRESH_SECONDS = 60.0
-"""After so long a producer looks whether a topic has grown, when it sends to it next."""
+"""A producer refreshes the metadata of a topic after this time, at its next send to it."""
 
 
 class Topic(NamedTuple):
-    """One topic as the broker described it last. `partitions[n].number == n`."""
+    """One topic, as in the broker's last description. `partitions[n].number == n`."""
 
     name: str
     incarnation: int
@@ -68,24 +73,28 @@ class Topic(NamedTuple):
 
 
 class Cluster:
-    """A cache of topics by name."""
+    """A cache of topic metadata by name. Does no I/O.
+
+    An entry is valid until a request for it is rejected and the caller invalidates it. So the first request with an old
+    incarnation detects a deleted and re-created topic. New partitions are detected at the next refresh.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._topics: dict[str, tuple[Topic, float]] = {}
 
     def topic(self, name: str) -> Topic | None:
-        """The topic, if it is known."""
+        """Return the topic, or None if it is not cached."""
         known = self._topics.get(name)
         return known[0] if known else None
 
     def stale(self, name: str) -> bool:
-        """Whether it is time to ask for the topic again."""
+        """Return whether the topic must be requested again."""
         known = self._topics.get(name)
         return known is None or self._clock() - known[1] >= REFRESH_SECONDS
 
     def learn(self, rows: Iterable[TopicRow]) -> list[Topic]:
-        """Take over what METADATA answered."""
+        """Store the rows of a METADATA reply. Return the topics."""
         learned = []
         for row in rows:
             partitions = tuple(
@@ -104,23 +113,17 @@ class Cluster:
         self._topics.clear()
 
 
-# What takes several steps, written once for all faces: generators that a driver runs (see `waiting`).
-#
-# Each takes the link (and the cluster where it needs topics) and returns plain values. All of them raise `TfmqError`s:
-# what the broker answered, `ConnectionFailed`, `TimedOut`.
-
-
 def request(
     link: Link, message: Any, *body: Buffer, seconds: float | None = SECONDS, repeat: bool = True
 ) -> Operation[Any]:
-    """Send one request, wait, give the reply (a NamedTuple of `protocol.commands`)."""
+    """Send one request and return its reply (a NamedTuple of `protocol.commands`)."""
     call = link.call(message, *body, seconds=seconds, repeat=repeat)
     yield from settled(link, call)
     return call.result()
 
 
 def settled(link: Link, call: Call) -> Operation[None]:
-    """Wait until `call` is done. Leaving early (an exception, a cancelled task) gives it up."""
+    """Wait until `call` is done. Abandon it if the operation ends early."""
     try:
         while not call.done:
             yield Wait((call,))
@@ -129,7 +132,7 @@ def settled(link: Link, call: Call) -> Operation[None]:
 
 
 def all_done(targets: Sequence[Waitable], seconds: float | None, link: Link) -> Operation[bool]:
-    """Wait until every one of `targets` is done; False when `seconds` are over first."""
+    """Wait until all of `futures` are done. Return False if `seconds` pass first."""
     deadline = None if seconds is None else link.now() + seconds
     for target in targets:
         while not target.done:
@@ -141,7 +144,7 @@ def all_done(targets: Sequence[Waitable], seconds: float | None, link: Link) -> 
 
 
 def sleep(seconds: float) -> Operation[None]:
-    """Let `seconds` pass."""
+    """Wait for `seconds`."""
     yield Wait((), seconds)
 
 
@@ -154,8 +157,10 @@ def find_topics(
     patient: bool = False,
     seconds: float = SECONDS,
 ) -> Operation[list[Topic]]:
-    """Ask for topics (None: all) and remember them. Unknown ones are left out; `create` makes them. `patient`: a broker
-    that is busy, or stops, is asked again until `seconds` are over.
+    """Request metadata of topics (None: all) and cache it. Unknown topics are left out.
+
+    `create`: create missing topics where the broker allows it. `retry_while_busy`: retry until `seconds` have passed
+    while the broker is busy or stopping.
     """
     asked = commands.Metadata(None if names is None else list(names), create)
     if patient:
@@ -177,7 +182,7 @@ def find_topic(
     patient: bool = False,
     seconds: float = SECONDS,
 ) -> Operation[Topic]:
-    """The topic, from memory if it is known, else asked for as by `find_topics`. Raises `UnknownTopic`."""
+    """Return the topic from the cache, or else as `fetch_topics` does. Raises `UnknownTopic`."""
     known = cluster.topic(name)
     if known is None:
         found = yield from find_topics(link, cluster, [name], create=create, patient=patient, seconds=seconds)
@@ -198,13 +203,17 @@ def locate(
     return reply
 
 
-# One request of a transaction, asked again while the broker is busy.
-
 TRANSACTION_PAUSE_SECONDS: Final = 0.01
 TRANSACTION_PAUSE_SECONDS_MAX: Final = 1.0
-"""Between two tries, doubled each time."""
+"""Maximum pause between two attempts.
+
+The first pause is `TRANSACTION_PAUSE_SECONDS`; each further one is twice as long.
+"""
 PASSING: Final = (Busy, Closed, ConnectionFailed, TimedOut)
-"""Refusals before anybody looked whether the request came before: they say nothing of an earlier sending."""
+"""Errors raised before the broker checks for duplicates.
+
+They do not say whether an earlier sending of the same request was executed.
+"""
 
 
 def answered(
@@ -216,11 +225,14 @@ def answered(
     repeat: bool = True,
     doubtful: bool = False,
 ) -> Operation[Call]:
-    """The call, done: with its reply, or with an error that is not `Busy` unless it is `until` (the link's clock) by
-    then. The link sends it again over a new connection (`repeat`), so it must be one that the broker knows again.
+    """Send a transaction request until the broker is not busy or `until` has passed.
 
-    `doubtful`: it was sent before, and nobody knows what became of that. Then, and where it went out more than once
-    here, a refusal that says nothing of the earlier sending is "unknown". The call's `sends` count that one, too.
+    Return the completed request with its reply or error; the error is `Busy` only at `until` (the connection's clock).
+    With `repeat` the connection sends it again after a reconnect, so the broker must recognise duplicates of it.
+
+    `maybe_sent`: the caller sent it before, with unknown outcome. Then, and where it was sent more than once here, an
+    error of `UNCHECKED_ERRORS` gets the outcome "unknown". `send_count` of the result includes the earlier sending.
+    Raises `UNCHECKED_ERRORS` if the request cannot be sent.
     """
     pause = TRANSACTION_PAUSE_SECONDS
     while True:

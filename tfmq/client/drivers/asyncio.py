@@ -1,7 +1,4 @@
-"""The asyncio driver: operations of many tasks over one connection, in one event loop.
-
-It takes the loop of whoever first waits, and belongs to it from then on.
-"""
+"""The asyncio driver: runs operations of many tasks over one connection in one event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +16,10 @@ from tfmq.errors import NotAllowed
 
 
 class AsyncDriver(EventDriver):
-    """Runs operations as coroutines of tasks."""
+    """Runs operations as coroutines of asyncio tasks.
+
+    It is bound to the event loop in which a caller first waits.
+    """
 
     def _begin(self) -> None:
         super()._begin()
@@ -28,7 +28,7 @@ class AsyncDriver(EventDriver):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop that it belongs to; None before anybody waited."""
+        """The loop it is bound to; None before the first wait."""
         return self._loop
 
     async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
@@ -70,19 +70,23 @@ class AsyncDriver(EventDriver):
             self._loop.call_soon_threadsafe(flag.settle)
 
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Drop the connection; open calls fail."""
+        """Close the connection and fail all open requests."""
         self.close_now()
         await asyncio.sleep(0)
 
     def close_now(self) -> None:
-        """As `close`, where no loop runs any more."""
+        """Close the connection without a running loop, and fail all open requests."""
         super().close_now()
         if self._looking_up is not None:
             self._looking_up.cancel()
 
-    # Inside
+    # Internal
 
     def _take_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the running loop and bind the driver to it.
+
+        A closed loop is replaced; its connection is dropped. Raises `NotAllowed` in a different loop.
+        """
         running = asyncio.get_running_loop()
         if self._loop is None or (self._loop is not running and self._loop.is_closed()):
             self._loop, self._watched, self._handle, self._soon = running, None, None, False
@@ -125,7 +129,7 @@ class AsyncDriver(EventDriver):
 
     def _look_up(self) -> None:
         task = self._looking_up
-        if task is None or task.done():  # the end of a loop cancels it
+        if task is None or task.done():  # The end of a loop cancels the task.
             assert self._loop is not None
             self._looking_up = self._loop.create_task(self._looking())
 

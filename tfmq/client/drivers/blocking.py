@@ -1,13 +1,4 @@
-"""The blocking driver: operations of many threads over one connection.
-
-The thread that waits reads. The first to wait becomes the *leader* and reads for all; when it has what it waited
-for, it passes the leadership to exactly one of the others. So a round trip of a lone thread needs no other thread.
-The socket never blocks, nobody writes more than the socket takes, and the leader waits for reading and writing in
-one `poll`, reading first: two ends that both write without reading cannot stand still. A keeper thread exists once
-something must happen while nobody waits: lingering batches, their answers, heartbeats.
-
-Everything built on the link is touched under `lock` only. Users' callbacks run outside of it.
-"""
+"""The blocking driver: runs operations of many threads over one connection."""
 
 from __future__ import annotations
 
@@ -33,7 +24,7 @@ log = logging.getLogger("tfmq.client")
 
 Result = TypeVar("Result")
 FOREVER_SECONDS = 3600.0
-"""The longest single `poll`; then the leader looks around once and polls again."""
+"""The longest single `poll`; afterwards the polling thread runs what is due and polls again."""
 CLOSE_SECONDS = 5.0
 READ_WRITE = select.POLLIN | select.POLLOUT
 
@@ -42,20 +33,22 @@ _told_of_loop = False
 
 
 def _tell_of_loop() -> None:
-    """Log, once in a process, that a call waits inside a running event loop. In a notebook that is as it should be: its
-    cells run in the loop of the kernel, one at a time."""
+    """Log once per process that a blocking call is made inside a running event loop.
+
+    Not in a notebook: its cells run in the loop of the kernel, one at a time.
+    """
     global _told_of_loop
     events = sys.modules.get("asyncio.events")
     if events is not None and events._get_running_loop() is not None and "ipykernel" not in sys.modules:
         _told_of_loop = True
         log.warning(
-            "A blocking tfmq client is used inside a running asyncio event loop, which stands still while it waits:"
+            "A blocking tfmq client is used inside a running asyncio event loop, which is blocked while it waits:"
             " use tfmq.aio there, or call it in a thread (asyncio.to_thread)."
         )
 
 
 class Ticker(Protocol):
-    """A part with times of its own. Both are called under the lock."""
+    """A component with its own timers. Both methods are called under the driver's lock."""
 
     def next_time(self) -> float: ...
 
@@ -63,7 +56,7 @@ class Ticker(Protocol):
 
 
 class Waiter:
-    """A thread that waits for any of `targets` while another one leads."""
+    """A thread that waits for any of `futures` while another thread polls."""
 
     __slots__ = ("gate", "others", "targets")
 
@@ -79,15 +72,31 @@ class Waiter:
         return targets[0].done if len(targets) == 1 else any(target.done for target in targets)
 
     def wake(self, _: object = None) -> None:
-        """Under the lock: let it go on. One whose wait is over is none of the followers any more."""
+        """Let the thread continue. Called under the driver's lock.
+
+        When a future calls this, the wait is over, so the thread is removed from `followers`.
+        """
         if _ is not None:
             self.others.pop(self, None)
-        if self.gate.locked():  # woken twice is woken
+        if self.gate.locked():  # A second wake-up has no effect.
             self.gate.release()
 
 
 class BlockingDriver:
-    """Runs operations in the threads that call. `close` is the end; a forked child gets everything anew."""
+    """Runs operations in the calling threads. Thread-safe.
+
+    One of the waiting threads polls the socket: the *polling thread*, the first that waits. It reads for all. When its
+    own wait is over, it wakes exactly one other thread to poll. So a round trip of a single thread needs no other
+    thread.
+
+    The socket is non-blocking, and no thread writes more than the socket accepts. The polling thread waits for reading
+    and writing in one `poll` and reads first, so two peers that both write cannot block each other. The background
+    thread `NetworkThread` starts once work must be done while no caller waits: lingering batches, their replies,
+    heartbeats.
+
+    The connection and everything built on it is used under `lock` only. User callbacks run outside of it. `close` ends
+    the driver; a forked child resets it.
+    """
 
     def __init__(self, link: Link, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.link = link
@@ -96,7 +105,7 @@ class BlockingDriver:
         self.tickers: list[Ticker] = [self.timers]
         self.callbacks = Callbacks()
         self.on_fork: list[Callable[[], None]] = []
-        """Called in a forked child: forget what the parent had open."""
+        """Called in a forked child, to discard the parent's state."""
         self._begin()
         after_fork(self)
 
@@ -112,10 +121,10 @@ class BlockingDriver:
         self._polled = (-1, 0)
         self.keeper = Keeper(self)
 
-    # For the faces
+    # For the API variants
 
     def run(self, operation: Operation[Result]) -> Result:
-        """Run `operation` to its end and give its result. Raises what it raises."""
+        """Run `operation` to its end. Return its result or raise its error."""
         refuse_in_callback()
         try:
             while True:
@@ -126,12 +135,15 @@ class BlockingDriver:
             self.callbacks.run()
             return end.value  # type: ignore[no-any-return]
         except BaseException:
-            with self.lock:  # it gives up what it waited for
+            with self.lock:  # The operation abandons its requests.
                 operation.close()
             raise
 
     def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
-        """Whether any of `targets` was done within `seconds` (None: for ever). Raises `Closed` if that came first."""
+        """Return whether any of `futures` is done within `seconds` (None: no limit).
+
+        Raises `Closed` if the driver is closed first, `NotAllowed` in a callback and under the driver's lock.
+        """
         refuse_in_callback()
         waiter = Waiter(tuple(targets), self._waiters)
         if waiter.done:
@@ -155,8 +167,10 @@ class BlockingDriver:
         return waiter.done
 
     def _join(self, waiter: Waiter, deadline: float) -> bool:
-        """Register `waiter`; where another thread leads, sleep the first time. True when that was all: the target was
-        settled, which has forgotten the waiter, so that 64 woken threads need not queue for the lock.
+        """Register `waiter` and, if another thread polls, sleep once.
+
+        Return True if that completed the wait. The future has then removed the waiter's callback, so that 64 woken
+        threads need not queue for the lock.
         """
         try:
             with self.lock:
@@ -172,44 +186,48 @@ class BlockingDriver:
                 self._leave(waiter)
             raise
         forgotten = len(waiter.targets) == 1 and waiter.targets[0].done
-        orphaned = self._leader is None and bool(self._waiters)  # it may be the heir: somebody has to lead
+        # This thread may have been woken to poll; some thread has to do it.
+        orphaned = self._leader is None and bool(self._waiters)
         return woken and forgotten and not orphaned
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
-        """Run `function` once, under the lock, in whichever thread leads or keeps. `timer.cancel()` takes it back."""
+        """Call `function` once after `seconds`, under the lock, in whichever thread runs the driver.
+
+        `cancel` of the timer prevents the call.
+        """
         with self.lock:
             timer = self.timers.add(seconds, function)
         self.attend()
         return timer
 
     def beside(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """A `Run` (see `work`) in a thread of its own."""
+        """Run `work` in a thread of its own. An `Executor`."""
         in_a_thread(self)(work, done)
 
     def raise_flag(self, flag: Flag) -> None:
-        """Settle `flag` from any thread, or from a signal handler."""
+        """Set `event` from any thread, or from a signal handler."""
         if self.lock.acquire(blocking=False):
             try:
                 flag.settle()
             finally:
                 self.lock.release()
         else:
-            flag.done = True  # the leader, woken, looks at what its followers wait for
+            flag.done = True  # The polling thread, once woken, checks the futures of all waiting threads.
         self._interrupt()
 
     def attend(self, at_once: bool = False) -> None:
-        """Something is due later, or `at_once`, although nobody may be waiting then."""
+        """Wake the background thread, because work is due later, or now (`at_once`)."""
         self.keeper.attend(at_once)
 
     def flush(self) -> None:
-        """Under the lock: write what the link has to say, as far as that needs no waiting."""
+        """Write as much output as the socket accepts. Called under the lock."""
         if self.link.has_output:
             self.channel.flush()
             if self.link.has_output:
-                self._interrupt()  # the leader polls without asking whether the socket takes more
+                self._interrupt()  # The polling thread does not wait for the socket to become writable.
 
     def glance(self) -> None:
-        """Under the lock: write and read what is possible at once, if no other thread reads."""
+        """Read and write without blocking, if no other thread polls. Called under the lock."""
         if self._leader is None:
             self._lead(lambda: False, self.clock(), once=True)
             self._hand_over()
@@ -217,7 +235,7 @@ class BlockingDriver:
             self.flush()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Drop the connection; open calls fail. Bounded: nothing here waits for the other end."""
+        """Close the connection and fail all open requests. Does not wait for the peer."""
         with self.lock:
             self.closed = True
             self.link.close()
@@ -234,7 +252,7 @@ class BlockingDriver:
         self.callbacks.run()
 
     def renew(self) -> None:
-        """In a forked child: a fresh connection, fresh locks, nothing of the parent's."""
+        """In a forked child: reset the connection and the locks."""
         self.channel.close()
         self._wake.close()
         self.callbacks.clear()
@@ -248,7 +266,7 @@ class BlockingDriver:
         for forget in self.on_fork:
             forget()
 
-    # Leading and following
+    # Polling and waiting
 
     def _wait(self, waiter: Waiter, deadline: float) -> None:
         while not waiter.done and not self.closed:
@@ -259,11 +277,14 @@ class BlockingDriver:
                 return
 
     def _may_lead(self) -> bool:
-        """Nobody leads; or this thread does, and a signal handler waits inside of its `poll`."""
+        """Return whether this thread may poll.
+
+        A signal handler may poll although its own thread is in `poll`.
+        """
         return self._leader is None or self._leader == threading.get_ident()
 
     def _follow(self, waiter: Waiter, deadline: float) -> bool:
-        """Sleep until woken: by a target, or as the heir. False when the time is over."""
+        """Sleep until a future is done or this thread must poll. Return False on timeout."""
         self._line_up(waiter)
         remaining = deadline - self.clock()
         self.lock.release()
@@ -277,18 +298,18 @@ class BlockingDriver:
     def _line_up(self, waiter: Waiter) -> None:
         self._waiters[waiter] = None
         if self.keeper.leads:
-            self._interrupt()  # it makes room for a thread that waits for itself
+            self._interrupt()  # The background thread yields to a thread that waits for its own reply.
         self.flush()
 
     def _leave(self, waiter: Waiter) -> None:
-        """However a wait ended: forget it, and see to it that somebody leads."""
+        """Remove `waiter` after any end of its wait, and let another thread poll."""
         self._waiters.pop(waiter, None)
         for target in waiter.targets:
             target.forget(waiter.wake)
         self._hand_over()
 
     def _hand_over(self) -> None:
-        """Exactly one heir, if nobody leads and somebody waits."""
+        """If no thread polls, wake exactly one waiting thread, or the background thread."""
         if self._leader is None:
             for waiter in self._waiters:
                 if not waiter.done:
@@ -298,7 +319,7 @@ class BlockingDriver:
                 self.keeper.attend()
 
     def _lead(self, done: Callable[[], bool], deadline: float, once: bool = False) -> bool:
-        """Read for all until `done()`. False when the time is over. Called and left under the lock."""
+        """Poll for all threads until `done()`. Return False on timeout. Called under the lock."""
         outer, self._leader = self._leader, threading.get_ident()
         try:
             while True:
@@ -310,11 +331,13 @@ class BlockingDriver:
         finally:
             self._leader = outer
             if outer is not None:
-                self._interrupt()  # what the interrupted `poll` waits for may have been read in here
+                self._interrupt()  # The result that the interrupted `poll` waits for may have been read here.
 
     def _turn(self, done: Callable[[], bool], deadline: float) -> None:
-        """Everything that is due, one `poll`, and what it found. It does not sleep once it is `done()`: a call whose
-        time was over, or a connection that cannot be made, may have settled that already.
+        """Run what is due, poll once, and process the result.
+
+        Does not sleep if `done()`: an expired request or a failed connection attempt may already have completed the
+        wait.
         """
         for ticker in self.tickers:
             ticker.tick()
@@ -335,14 +358,16 @@ class BlockingDriver:
             waiter.wake()
 
     def next_time(self) -> float:
-        """When the next thing is due, in the clock's seconds. Under the lock."""
+        """Return the time of the next due action, in the driver's clock. Called under the lock."""
         return min(self.link.next_time(), *(ticker.next_time() for ticker in self.tickers))
 
     def _poll(self, seconds: float) -> int:
-        """Wait without the lock for the socket or a wake-up, and read; what `poll` said of the socket."""
-        channel, nested = self.channel, self._polling  # nested: a signal handler waits inside of a `poll`
-        if self._reading:  # ... or between reading and taking: what is read now would be taken out of place
-            channel.broke(ConnectionResetError("a signal came while an answer was read"))
+        """Wait for the socket or a wake-up without the lock, and read. Return the socket's events."""
+        # Nested: a signal handler polls inside a `poll` of its thread.
+        channel, nested = self.channel, self._polling
+        # The signal arrived between reading and processing: data read now would be processed out of order.
+        if self._reading:
+            channel.broke(ConnectionResetError("a signal arrived while a reply was read"))
         source = channel.socket
         polled = (channel.fileno(), READ_WRITE if channel.wants_write else select.POLLIN)
         if polled != self._polled or nested:
@@ -366,17 +391,16 @@ class BlockingDriver:
             self._polling = nested
             if self.closed:
                 channel.close()
-            elif (
-                self._reading and not received
-            ):  # Ctrl-C: what was read is lost, so the stream makes no sense
+            elif self._reading and not received:
+                # For example Ctrl-C. The data read is lost, so the rest of the stream cannot be decoded.
                 channel.broke(ConnectionResetError("reading was interrupted"))
-            elif channel.socket is source:  # else that connection is gone, and what it brought is void
+            elif channel.socket is source:  # Otherwise that connection is closed, and its data is discarded.
                 channel.take(data)
             self._reading = False
         return events
 
     def _new_poller(self, descriptor: int, events: int) -> select.poll:
-        """Waits for `events` of the socket, if there is one, and for a wake-up. Kept while both stay the same."""
+        """Return a poller for `events` of the socket, if there is one, and for wake-ups."""
         poller = select.poll()
         if descriptor >= 0:
             poller.register(descriptor, events)
@@ -391,7 +415,7 @@ class BlockingDriver:
             self.lock.acquire()
 
     def _connect(self) -> None:
-        """Begin to connect where the link wants it. Names are looked up without the lock."""
+        """Start connecting if the connection needs it. Resolves names without the lock."""
         if self.closed or self.channel.socket is not None or not self.link.wants_connection():
             return
         server = self.link.server
@@ -405,29 +429,35 @@ class BlockingDriver:
         elif not self.closed:
             self.channel.open(choose(found))
 
-    # Waking the leader
+    # Waking the polling thread
 
     def _interrupt(self) -> None:
-        """Let the leader leave its `poll` and look around."""
+        """Wake the polling thread from its `poll`."""
         if self._polling:
             self._wake.ring()
 
 
-# The thread that acts while nobody waits: sends lingering batches, reads their answers, beats hearts.
-#
-# It is started when it is first needed, sleeps until the next thing is due, and reads only while calls are open that
-# nobody waits for; a thread that waits for something itself takes over.
-
 IDLE_SECONDS = 1.0
-"""So long it goes on looking by itself before it sleeps until it is called: waking it costs more than a look."""
+"""The background thread checks for work this long before it sleeps until it is woken.
+
+Waking it costs more than one check.
+"""
 LOOK_SECONDS = 0.005
-"""The pause between two looks: the default linger, so that a batch opened in between waits at most twice that."""
+"""The pause between two checks.
+
+It is the default linger time, so that a batch waits at most twice as long.
+"""
 LOOK_SECONDS_MIN = 0.0005
 LEAD_SECONDS = 60.0
 
 
 class Keeper:
-    """One driver's keeper. It holds its driver weakly: a client that nobody holds ends it."""
+    """The background thread of one driver.
+
+    It sends lingering batches, reads their replies and sends heartbeats while no caller waits. It starts when first
+    needed, sleeps until the next action is due, and polls only while background requests are open. A waiting caller
+    takes over the polling. The driver is referenced weakly: the thread ends when the client is garbage-collected.
+    """
 
     def __init__(self, driver: BlockingDriver) -> None:
         gate = self._gate = threading.Event()
@@ -439,21 +469,21 @@ class Keeper:
         self.leads = False
 
     def attend(self, at_once: bool = False) -> None:
-        """There is, or will be, something to do; `at_once`: not only at the next look."""
+        """Wake the thread if it sleeps without limit; with `at_once` in any case."""
         if self._stopping or not (self._parked or at_once):
             return
         self._parked = False
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="tfmq-keeper", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="tfmq-network", daemon=True)
             self._thread.start()
         self._gate.set()
 
     def stop(self, seconds: float) -> None:
-        """End it; wait for that at most `seconds`."""
+        """Stop the thread; wait at most `seconds` for its end."""
         self._stopping = True
         self._gate.set()
         thread = self._thread
-        started = thread is not None and thread.ident is not None  # another thread may be about to start it
+        started = thread is not None and thread.ident is not None  # Another thread may be about to start it.
         if thread is not None and started and thread is not threading.current_thread():
             thread.join(seconds)
 
@@ -470,7 +500,7 @@ class Keeper:
             del driver
 
     def _look(self, driver: BlockingDriver) -> float | None:
-        """Do what is due; how long to sleep then (None: until called)."""
+        """Run what is due. Return the time to sleep (None: until woken)."""
         with driver.lock:
             link = driver.link
             busy = bool(link.unattended)
@@ -491,7 +521,7 @@ class Keeper:
         return min(LOOK_SECONDS, max(LOOK_SECONDS_MIN, due - now))
 
     def _lead(self, driver: BlockingDriver) -> None:
-        """Read until nothing unattended is open, or a thread waits for itself."""
+        """Poll until no background request is open, or a caller waits."""
         link = driver.link
         self.leads = True
         try:
@@ -503,28 +533,29 @@ class Keeper:
             self.leads = False
 
 
-# A pipe that lets a thread leave its `poll`; made when it is first polled.
-
 _DRAIN_BYTES = 4096
 
 
 class WakePipe:
-    """`descriptor` is what to poll; `ring` makes it readable, `drain` quiet again."""
+    """A pipe that wakes a thread from `poll`. Created when it is first polled."""
 
     def __init__(self) -> None:
         self._read = self._write = -1
 
     @property
     def descriptor(self) -> int:
-        """The end to poll for reading."""
+        """The descriptor to poll for reading."""
         if self._read < 0:
             self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         return self._read
 
     def ring(self) -> None:
-        """From any thread or signal handler. Nothing happens where nobody ever polled."""
+        """Make the descriptor readable. Safe in any thread and in signal handlers.
+
+        Does nothing if the pipe was never polled.
+        """
         if self._write >= 0:
-            with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
+            with contextlib.suppress(BlockingIOError):  # A full pipe wakes the thread, too.
                 os.write(self._write, b"w")
 
     def drain(self) -> None:
@@ -533,7 +564,7 @@ class WakePipe:
                 pass
 
     def close(self) -> None:
-        """Twice is harmless; `descriptor` makes a new one."""
+        """Close both ends. Ignored if closed; `descriptor` opens a new pipe."""
         ends = (self._read, self._write)
         self._read = self._write = -1
         for descriptor in ends:

@@ -1,6 +1,4 @@
-"""Where the code of users runs that waits for results: in whichever thread reads, outside every lock, and never
-blocking.
-"""
+"""Users' result callbacks, and timers."""
 
 from __future__ import annotations
 
@@ -19,7 +17,10 @@ _running = threading.local()
 
 
 class Callbacks:
-    """A queue of calls into users' code. An exception of one is logged, and the next one runs."""
+    """A queue of user callbacks. They run in the thread that reads, outside every lock.
+
+    An exception of a callback is logged; the next one still runs.
+    """
 
     def __init__(self) -> None:
         self._due: deque[Callable[[], object]] = deque()
@@ -31,7 +32,7 @@ class Callbacks:
         return bool(self._due)
 
     def run(self) -> None:
-        """Run what is due; other threads may do so at the same time, each callback runs once."""
+        """Run the queued callbacks. Thread-safe: each one runs once. Ignored inside a callback."""
         if getattr(_running, "now", False):
             return
         _running.now = True
@@ -53,19 +54,19 @@ class Callbacks:
 
 
 def refuse_in_callback() -> None:
-    """Raises `NotAllowed` in a thread that runs a callback: it would wait for what only it can read."""
+    """Raises `NotAllowed` in a thread that runs a callback.
+
+    The callback would wait for a reply that only its own thread can read.
+    """
     if getattr(_running, "now", False):
         raise NotAllowed(
-            "A callback must not wait: it runs in the thread that reads the answers. Hand the work to a thread of"
+            "A callback must not wait: it runs in the thread that reads the replies. Hand the work to a thread of"
             " your own, or use add_callback again."
         )
 
 
-# Functions to be called at a time.
-
-
 class Timer:
-    """One function with its time; `cancel` takes it back."""
+    """A function and its time. `cancel` prevents the call."""
 
     __slots__ = ("cancelled", "due", "function")
 
@@ -79,7 +80,7 @@ class Timer:
 
 
 class Timers:
-    """A heap of timers. `tick` runs what is due, under whatever lock its caller holds."""
+    """A heap of timers. `tick` runs the due ones under the lock of its caller."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -92,7 +93,7 @@ class Timers:
         return timer
 
     def next_time(self) -> float:
-        """When the first timer is due; infinity if there is none."""
+        """Return the time of the first timer; infinity if there is none."""
         while self._heap and self._heap[0][2].cancelled:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else float("inf")

@@ -1,9 +1,4 @@
-"""What the drivers of event loops share: operations of many callers over one connection, in one thread.
-
-A driver is told of every change by `attend` and looks around once this turn of the loop is over: what is due, what the
-link has to say, what the socket and the clock are to be watched for. A caller that is cancelled leaves nothing behind:
-what it waited for goes on, its answer is dropped where nobody else wants it.
-"""
+"""The base class of the event loop drivers: operations of many callers in one thread."""
 
 from __future__ import annotations
 
@@ -24,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class NoLock:
-    """What stands for the driver's lock where one thread does everything."""
+    """A lock without effect, for a driver that runs in a single thread."""
 
     def __enter__(self) -> None: ...
 
@@ -37,9 +32,13 @@ class NoLock:
 
 
 class EventDriver(ABC):
-    """Runs operations as coroutines. All of it belongs to the thread of its loop, but for `raise_flag`.
+    """Runs operations as coroutines. Not thread-safe, except `set_event`.
 
-    What knows the loop is below "What a kind of loop is asked"; its `_begin` comes again in a forked child.
+    `wake` schedules one turn after the current one of the loop. A turn runs what is due, writes the connection's
+    output, and registers the socket and a timer with the loop. A cancelled caller leaves nothing behind: its request
+    continues, and the reply is dropped if no other caller needs it.
+
+    Subclasses implement the methods in "Event loop interface". `_reset_state` is called again in a forked child.
     """
 
     def __init__(self, link: Link, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,16 +54,16 @@ class EventDriver(ABC):
 
     def _begin(self) -> None:
         self.channel = Channel(self.link)
-        self.channel.before_close = self._unwatch  # a loop must not be told of a descriptor that is closed
+        self.channel.before_close = self._unwatch  # A loop must not use a closed descriptor.
         self.closed = False
         self._watched: tuple[int, bool] | None = None
         self._handle: Any = None
         self._soon = False
 
-    # For the faces
+    # For the API variants
 
     async def run(self, operation: Operation[Result]) -> Result:
-        """Run `operation` to its end and give its result. Raises what it raises."""
+        """Run `operation` to its end. Return its result or raise its error."""
         try:
             while True:
                 step = next(operation)
@@ -76,26 +75,26 @@ class EventDriver(ABC):
             self.attend()
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
-        """Run `function` once in the loop. `timer.cancel()` takes it back."""
+        """Call `function` once in the loop after `seconds`. `cancel` of the timer prevents it."""
         timer = self.timers.add(seconds, function)
         self.attend()
         return timer
 
     def attend(self) -> None:
-        """Something changed: look around once this turn of the loop is over. Without a loop nothing is due yet."""
+        """Schedule a turn after the current turn of the loop. Does nothing without a loop."""
         if not self._soon and not self.closed and self._has_loop():
             self._soon = True
             self._call_soon(self._look)
 
     def flush(self) -> None:
-        """Write what the link has to say, as far as that needs no waiting."""
+        """Write as much of the connection's output as the socket accepts without blocking."""
         self.channel.flush()
         self.attend()
 
     glance = flush
 
     def close_now(self) -> None:
-        """Drop the connection; open calls fail. It needs no loop."""
+        """Close the connection and fail all open requests. Needs no running loop."""
         self.closed = True
         self.link.close()
         self.channel.close()
@@ -103,7 +102,7 @@ class EventDriver(ABC):
         self.callbacks.run()
 
     def renew(self) -> None:
-        """In a forked child: a fresh connection, nothing of the parent's; the parent's loop is left alone."""
+        """In a forked child: reset the connection without touching the parent's loop."""
         was_closed = self.closed
         self.channel.before_close = None
         self.channel.close()
@@ -117,52 +116,55 @@ class EventDriver(ABC):
         for forget in self.on_fork:
             forget()
 
-    # What a kind of loop is asked
+    # Event loop interface
 
     @abstractmethod
     async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
-        """Whether any of `targets` was done within `seconds` (None: wait for ever)."""
+        """Return whether any of `futures` is done within `seconds` (None: no limit)."""
 
     @abstractmethod
     def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Have `work()` done in the loop's pool of threads, as it may wait for a disk or a network."""
+        """Run `work()` in the loop's thread pool, because it may block. An `Executor`."""
 
     @abstractmethod
     def raise_flag(self, flag: Flag) -> None:
-        """Settle `flag` from any thread, or from a signal handler."""
+        """Set `event` from any thread, or from a signal handler."""
 
     @abstractmethod
     def _has_loop(self) -> bool:
-        """Whether there is a loop that goes on, the one it belongs to; takes one if it can."""
+        """Return whether there is an open loop for this driver; bind to the current one if possible."""
 
     @abstractmethod
     def _call_soon(self, function: Callable[[], None]) -> None:
-        """Call it behind what the loop does now."""
+        """Call `function` after the current turn of the loop."""
 
     @abstractmethod
     def _start_timer(self, seconds: float) -> Any:
-        """Have `_look` called then."""
+        """Call `_run_turn` after `seconds`."""
 
     @abstractmethod
     def _stop_timer(self) -> None:
-        """Take back what `_start_timer` wanted, if it wanted anything."""
+        """Cancel the timer, if there is one."""
 
     @abstractmethod
     def _watch_socket(self, fileno: int, to_write: bool) -> None:
-        """From now on call `_readable`, and with `to_write` also `_writable`, when the socket is."""
+        """Call `_readable`, and with `to_write` also `_writable`, when the socket is."""
 
     @abstractmethod
     def _unwatch(self) -> None:
-        """Watch the socket no more; a second time does nothing."""
+        """Stop watching the socket. Ignored if it is not watched."""
 
     @abstractmethod
     def _look_up(self) -> None:
-        """Ask for the addresses of `link.server` and have `_found` told; once at a time."""
+        """Resolve the address of `connection.server` and pass it to `_address_resolved`.
 
-    # Inside
+        Ignored while a resolution is in progress.
+        """
+
+    # Internal
 
     def _look(self) -> None:
-        """Everything that is due; then watch the socket and the clock for what comes next."""
+        """Run what is due, then watch the socket and the clock."""
         self._soon = False
         if self.closed:
             return
@@ -176,7 +178,7 @@ class EventDriver(ABC):
         self.callbacks.run()
 
     def next_time(self) -> float:
-        """When the next thing is due, in the clock's seconds."""
+        """Return the time of the next due action, in the driver's clock."""
         return min(self.link.next_time(), *(ticker.next_time() for ticker in self.tickers))
 
     def _watch(self) -> None:
@@ -203,7 +205,7 @@ class EventDriver(ABC):
         self._look()
 
     def _found(self, found: Found | OSError | TfmqError) -> None:
-        """What `look_up` found."""
+        """Connect to the address, or report the error of the resolution."""
         if not isinstance(found, list):
             self.channel.broke(found)
         elif not self.closed and self.channel.socket is None:

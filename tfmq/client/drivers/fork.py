@@ -1,6 +1,7 @@
-"""What a fork does to clients: the child gets a fresh connection and empty buffers; the parent notices nothing.
+"""Fork handling: a forked child gets a new connection and empty buffers.
 
-All locks of all drivers are taken before a fork, so that the child never inherits a half-made change.
+All driver locks are acquired before a fork, so that the child never inherits a half-made change. The parent is not
+affected.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Protocol
 
 
 class Lockable(Protocol):
-    """A lock of either driver."""
+    """The lock of a driver."""
 
     def acquire(self, blocking: bool = True) -> bool: ...
 
@@ -20,7 +21,7 @@ class Lockable(Protocol):
 
 
 class Renewable(Protocol):
-    """A driver, as a fork sees it."""
+    """A driver that can be reset in a forked child."""
 
     @property
     def lock(self) -> Lockable: ...
@@ -31,11 +32,11 @@ class Renewable(Protocol):
 _drivers: weakref.WeakSet[Renewable] = weakref.WeakSet()
 _held: list[Renewable] = []
 _forking = threading.Lock()
-"""One fork at a time: `_held` belongs to the thread that forks."""
+"""Serialises forks: `_held` belongs to the thread that forks."""
 
 
 def after_fork(driver: Renewable) -> None:
-    """Have `driver` renewed in every forked child."""
+    """Call `driver.reset_after_fork` in every forked child."""
     _drivers.add(driver)
 
 

@@ -1,4 +1,7 @@
-"""The bytes between a link and a socket that never blocks: what the blocking and the asyncio driver share."""
+"""A non-blocking socket and its connection object, and address resolution.
+
+Used by all drivers.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,25 @@ from tfmq.errors import TfmqError
 
 RECEIVE_BYTES_MIN = 16 << 10
 RECEIVE_BYTES_MAX = 1 << 20
-"""One read takes so much; it grows where reads come back full, so that small answers cost small buffers."""
+"""Maximum bytes per read.
+
+The size grows when reads are full, so that small replies need only small buffers.
+"""
 SOCKET_BUFFER_BYTES = 1 << 20
-"""Asked for in both directions, so that a batch leaves in one write."""
+"""Requested in both directions, so that a batch is sent in one write."""
 
 _AGAIN = (BlockingIOError, InterruptedError)
 
 
 class Channel:
-    """The socket of one link, while there is one. Raises nothing: a broken connection is told to the link."""
+    """The socket of one connection. Raises no errors: they are reported to the connection."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.socket: socket.socket | None = None
         self.connecting = False
         self.before_close: Callable[[], None] | None = None
-        """Called while the socket is still open: whoever watches its descriptor has to let go of it first."""
+        """Called before the socket is closed. An event loop then stops watching its descriptor."""
         self._receive_bytes = RECEIVE_BYTES_MIN
 
     def fileno(self) -> int:
@@ -39,7 +45,7 @@ class Channel:
         return self.connecting or self.link.has_output
 
     def open(self, address: tuple[int, Any]) -> None:
-        """Begin to connect to `address` (family, address); `writable` sees how it ends."""
+        """Start to connect to `address` (family, address). `on_writable` completes it."""
         family, place = address
         try:
             made = self.socket = socket.socket(family, socket.SOCK_STREAM)
@@ -55,8 +61,10 @@ class Channel:
             self.broke(OSError(code, errno.errorcode.get(code, "")) if code else None)
 
     def receive(self) -> bytes | OSError | None:
-        """What is there: bytes (b"" at the end of the stream), None if nothing, or how the connection broke.
-        Needs no lock: one reader at a time.
+        """Read without blocking.
+
+        Return bytes (b"" at the end of the stream), None if there are none, or the error of the connection. Needs no
+        lock; only one thread may read at a time.
         """
         if self.socket is None or self.connecting:
             return None
@@ -73,7 +81,7 @@ class Channel:
         return data
 
     def take(self, data: bytes | OSError | None) -> None:
-        """Give the link what `receive` gave."""
+        """Pass the result of `receive` to the connection."""
         if data is None:
             return
         if isinstance(data, OSError):
@@ -90,7 +98,7 @@ class Channel:
                 raise
 
     def writable(self) -> None:
-        """The socket takes bytes, or the attempt to connect ended."""
+        """Complete the connection attempt, or write. Call when the socket is writable."""
         if self.socket is None:
             return
         if self.connecting:
@@ -103,7 +111,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Write as much as the socket takes without waiting."""
+        """Write as much as the socket accepts without blocking."""
         link = self.link
         if self.socket is None or self.connecting:
             return
@@ -120,14 +128,14 @@ class Channel:
             self.broke(error)
 
     def tick(self) -> None:
-        """What is due in the link by now."""
+        """Run what is due in the connection."""
         try:
             self.link.tick()
         except Exception as error:
             self.broke(error)
 
     def broke(self, error: BaseException | None) -> None:
-        """Drop the socket and tell the link."""
+        """Close the socket and report the error to the connection."""
         self.close()
         self.link.disconnected(error)
 
@@ -145,19 +153,20 @@ def _text(code: int) -> str:
 
 
 def choose(found: list[tuple[Any, ...]]) -> tuple[int, Any]:
-    """The address to use of what `getaddrinfo` found, IPv4 before IPv6: a broker listens on 127.0.0.1 by default."""
+    """Return the address to use. IPv4 comes first: a broker listens on 127.0.0.1 by default."""
     best = sorted(found, key=lambda each: each[0] != socket.AF_INET)[0]
     return best[0], best[4]
 
 
-# From an address as a link has it to one as a socket takes it: names are looked up, and brokers on folders found.
-
 Found = list[tuple[Any, ...]]
-"""What `getaddrinfo` gives."""
+"""The result of `getaddrinfo`."""
 
 
 def look_up(server: Server | Folder) -> Found | OSError | TfmqError:
-    """The addresses, or why there are none. May wait, for a name server or a disk."""
+    """Resolve the address of a broker. Return the error if that fails.
+
+    May block on a name server or a disk. A data folder address may start a broker.
+    """
     try:
         place = server.find() if isinstance(server, Folder) else server
     except TfmqError as error:

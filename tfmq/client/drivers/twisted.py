@@ -1,7 +1,6 @@
-"""The Twisted driver: operations of many callers over one connection, in one reactor.
+"""The Twisted driver: runs operations of many callers over one connection in one reactor.
 
-It takes the reactor that it was given, or the installed one when somebody first waits, and imports none before. An
-operation whose Deferred is cancelled leaves nothing behind.
+The installed reactor is imported only when a caller first waits.
 """
 
 from __future__ import annotations
@@ -30,7 +29,10 @@ Result = TypeVar("Result")
 def deferred(
     method: Callable[Parameters, Coroutine[Any, Any, Result]],
 ) -> Callable[Parameters, Deferred[Result]]:
-    """A decorator: a coroutine method begins when it is called, and gives a Deferred. `cancel` of that cancels it."""
+    """Decorator for coroutine methods: the call starts the coroutine and returns a Deferred.
+
+    Cancelling the Deferred cancels the coroutine.
+    """
 
     @wraps(method)
     def begin(*arguments: Parameters.args, **named: Parameters.kwargs) -> Deferred[Result]:
@@ -46,7 +48,7 @@ def deferred(
 
 
 def begin_deferred(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
-    """Wait for it in the reactor, a Deferred or a coroutine; `done` hears what it raised, or None."""
+    """Start an awaitable in the reactor; `done` is called with its error, or None."""
 
     async def wait() -> None:
         error: BaseException | None = None
@@ -61,7 +63,7 @@ def begin_deferred(awaited: Awaitable[Any], done: Callable[[BaseException | None
 
 @implementer(IReadDescriptor, IWriteDescriptor)
 class Watched:
-    """A socket as a reactor sees it. The descriptor stays the same, whatever becomes of the socket."""
+    """A socket as the reactor sees it. The descriptor stays valid after the socket is closed."""
 
     def __init__(self, driver: DeferredDriver, fileno: int) -> None:
         self._driver = driver
@@ -80,17 +82,20 @@ class Watched:
         self._driver._writable()
 
     def connectionLost(self, reason: Failure) -> None:
-        """The reactor has seen that it is over, and has forgotten this already."""
+        """Report a lost connection. The reactor has removed the descriptor already."""
         self._driver._hung_up(self)
 
 
 class DeferredDriver(EventDriver):
-    """Runs operations as coroutines that wait for Deferreds."""
+    """Runs operations as coroutines that wait for Deferreds.
+
+    Cancelling the Deferred of an operation leaves nothing behind.
+    """
 
     in_a_reactor = True
-    """How a broker in this process tells it from the other drivers, without loading them."""
+    """Lets an in-process broker recognise this driver without importing Twisted."""
     reactor: Any = None
-    """The reactor; None before anybody waited, unless it was given."""
+    """The reactor; None before the first wait, unless it was passed."""
 
     def _begin(self) -> None:
         super()._begin()
@@ -129,7 +134,7 @@ class DeferredDriver(EventDriver):
             done(*((result, None) if succeeded else (None, result.value)))
             self.attend()
 
-        # The pool calls `partial` in its own thread.
+        # The thread pool calls `back` in its own thread.
         back = partial(reactor.callFromThread, finished)
         reactor.getThreadPool().callInThreadWithCallback(back, work)
 
@@ -140,15 +145,19 @@ class DeferredDriver(EventDriver):
             self.reactor.callFromThread(flag.settle)
 
     async def close(self) -> None:
-        """Drop the connection; open calls fail."""
+        """Close the connection and fail all open requests."""
         self.close_now()
 
     def renew(self) -> None:
-        self._descriptor = None  # what the child's reactor watches is what the parent's does
+        # The child's reactor watches the same descriptors as the parent's, so nothing is removed.
+        self._descriptor = None
         super().renew()
 
     def take_reactor(self) -> Any:
-        """The reactor, the installed one if none was given. Raises `NotAllowed` in a thread that is not its own."""
+        """Return the reactor; the installed one if none was passed.
+
+        Raises `NotAllowed` in a thread other than the reactor's.
+        """
         if self.reactor is None:
             from twisted.internet import reactor
 
@@ -160,10 +169,10 @@ class DeferredDriver(EventDriver):
             )
         return self.reactor
 
-    # Inside
+    # Internal
 
     def _fire_soon(self, over: Deferred[None]) -> None:
-        """Callers go on in a turn of their own, never in the middle of what woke them."""
+        """Resume the caller in a later turn, never inside the code that woke it."""
         self._ready.append(over)
         if not self._firing:
             self._firing = True
@@ -207,7 +216,7 @@ class DeferredDriver(EventDriver):
         if descriptor is not self._descriptor:
             return
         self._descriptor = self._watched = None
-        self._readable()  # what came before the end is taken, at last the end itself
+        self._readable()  # Process the data that was received before the end, then the end itself.
 
     def _look_up(self) -> None:
         if self._looking_up:

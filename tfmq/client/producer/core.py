@@ -1,4 +1,4 @@
-"""The arguments of a producer, and what they are where nobody says."""
+"""The producer core, shared by all API variants, and its settings."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tfmq.message import Message, payload_bytes
 from tfmq.protocol.commands import ACKS
 
 LINGER_MS = 5.0
-"""How long a batch waits for company while nobody waits for it."""
+"""How long an open batch waits for further messages if no caller waits for it."""
 BATCH_BYTES = 256 << 10
-"""Larger ones gain nothing, and a batch is what one refusal costs."""
+"""Larger batches do not increase the throughput, and one rejection affects a whole batch."""
 BUFFER_BYTES = 32 << 20
 TIMEOUT_SECONDS = 30.0
 BATCH_BYTES_MAX = 8 << 20
-"""A broker refuses frames of 16 MiB and more. One message alone may be larger than a batch."""
+"""A broker rejects frames of 16 MiB and more. A single message may be larger than a batch."""
 
 
 class Settings(NamedTuple):
-    """The arguments of a producer, checked."""
+    """The arguments of a producer."""
 
     servers: str | Sequence[str] | None
     group: str | None
@@ -50,7 +50,7 @@ class Settings(NamedTuple):
     client_id: str | None = None
 
     def options(self) -> Options:
-        """How the sender is set. Raises `BadRequest` for values that make no sense."""
+        """Validate the arguments and return the send options. Raises `BadRequest`."""
         if self.acks is not None and self.acks not in ACKS:
             raise BadRequest(
                 f"acks={self.acks!r} is not known; it takes None or one of {', '.join(map(repr, ACKS))}."
@@ -72,14 +72,11 @@ class Settings(NamedTuple):
         return Options(acks, self.linger_ms / 1000, batch_bytes, int(self.buffer_bytes), float(self.timeout))
 
 
-# What all producer faces do, once: messages checked, sends as operations, flush and close.
-#
-# A face adds the waiting (its driver) and the names that users see.
-
-
 class ProducerCore:
-    """One producer without its waiting. `driver_type(link)` makes the driver, `owner_type(core)` what deliveries
-    wait with.
+    """A producer without the waiting: it checks messages, and sends, flushes and closes.
+
+    The methods that take several steps are operations. `driver_type(connection)` creates the driver that waits.
+    `owner_type(core)` creates the object that delivery handles use for waiting.
     """
 
     def __init__(
@@ -95,9 +92,12 @@ class ProducerCore:
         self.group = settings.group
         self.closed = False
         self.ended = Flag()
-        """Raised when closing is over, for whoever closes too."""
+        """Set when closing has finished, for further callers of `close`."""
         self.plain = self.codec is None and not self.hooks and self.selector.per_batch
-        """Whether bytes without key and so on may go the short way into the open batch."""
+        """Whether payloads without key, tag and properties may take the fast path.
+
+        The fast path appends them directly to the open batch.
+        """
         self.link, self.driver, self.wall_clock = reach(
             settings.servers, driver_type, client_id=settings.client_id
         )
@@ -136,11 +136,12 @@ class ProducerCore:
             self.forwarding.forked()
         self._begin()
         self.transactions = self.transactions.renewed()
-        self.ended.done = self.closed  # the thread that was closing it is the parent's
+        self.ended.done = self.closed  # The thread that was closing the producer exists only in the parent.
 
     # Messages
 
     def check_open(self) -> None:
+        """Raises `Closed` after the producer was closed."""
         if self.closed:
             raise Closed("The producer is closed; make a new one.")
 
@@ -155,7 +156,10 @@ class ProducerCore:
         deliver_at: Any = None,
         partition: int | None = None,
     ) -> Message:
-        """The message as it goes. Raises for what no broker would take."""
+        """Return the message to send, after the hooks.
+
+        Raises `BadRequest` and `TypeError` for arguments that the broker would reject.
+        """
         if isinstance(payload, Message):
             if any(each is not None for each in (key, tag, properties, delay, deliver_at, partition)):
                 raise TypeError("A Message has its key, tag and so on in it: give them there, not beside it.")
@@ -164,7 +168,10 @@ class ProducerCore:
         return self.checked(topic, made)
 
     def checked(self, topic: str, message: Message) -> Message:
-        """`message` after the hooks. Raises `BadRequest`, `TypeError`."""
+        """Check the message, run the `before_send` hooks, and return the result.
+
+        Raises `Closed`, `BadRequest`, `TypeError`.
+        """
         self.check_open()
         if not isinstance(topic, str) or not valid_name(topic):
             raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
@@ -172,7 +179,8 @@ class ProducerCore:
             raise TypeError(f"A partition is a number, not {type(message.partition).__name__}.")
         for hook in self.hooks:
             message = hook.before_send(topic, message)
-        due_of(message.delay, message.deliver_at)  # it raises here what makes no sense
+        # Called for its exceptions only: rejects invalid delivery times.
+        due_of(message.delay, message.deliver_at)
         if message.key is not None and not isinstance(message.key, str | bytes):
             if not isinstance(message.key, bytearray | memoryview):
                 raise TypeError(f"A key is bytes or text, not {type(message.key).__name__}.")
@@ -180,7 +188,10 @@ class ProducerCore:
         return message
 
     def payload(self, topic: str, message: Message) -> bytes | None:
-        """The payload's bytes, a copy where the caller could change them. Raises `TypeError` naming the codecs."""
+        """Return the encoded payload, copied if the caller could change it.
+
+        Raises `TypeError` that names the codecs.
+        """
         value = message.payload
         if self.codec is not None and value is not None:
             codec = codec_of(self.codec, topic)
@@ -191,7 +202,10 @@ class ProducerCore:
     # Sending
 
     def may_append(self, topic: str, message: Message) -> bool:
-        """Whether `append` needs no waiting: there is room, and the partition can be chosen, now or later."""
+        """Return whether `append` can be called now.
+
+        There must be buffer space, and the partition must not depend on unknown metadata.
+        """
         if self.forwarding is not None:
             return self.sender.has_room()
         free = message.partition is None and message.key is None and self.selector.per_batch
@@ -200,7 +214,10 @@ class ProducerCore:
     def append(
         self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None
     ) -> Delivery:
-        """Take the message into a batch; a delay counts from `called_at` (None: now). Raises `Closed`."""
+        """Append the message to a batch; a delay starts at `called_at` (None: now).
+
+        Raises `Closed`, and as `RecordAccumulator.append`.
+        """
         self.check_open()
         if self.forwarding is not None:
             delivery = self.forwarding.append(topic, message, payload)
@@ -210,7 +227,7 @@ class ProducerCore:
         return delivery
 
     def hook(self, topic: str, message: Message, delivery: Delivery) -> None:
-        """Have the hooks told what becomes of it."""
+        """Call the `after_send` hooks when the delivery is done."""
         if self.hooks:
             delivery.add_callback(lambda done: self._told(topic, message, done))
 
@@ -221,7 +238,7 @@ class ProducerCore:
             hook.after_send(topic, message, result, error)
 
     def sending(self, topic: str, message: Message, payload: bytes | None) -> Operation[Delivery]:
-        """Wait for room, and for the topic's partitions where they decide, then append."""
+        """Wait for buffer space, and for metadata where the partition needs it; then append."""
         called_at = self.link.now()
         if not self.may_append(topic, message):
             yield from self._making_room()
@@ -234,32 +251,32 @@ class ProducerCore:
     def sending_many(
         self, topic: str, payloads: Iterable[Any], when: When = AT_ONCE
     ) -> Operation[Deliveries]:
-        """Send them all; ends when the last one is in a batch that is on its way."""
+        """Append all payloads. Ends when the last one is in a batch that will be sent without delay."""
         due = due_of(*when)
         self.checked(topic, Message(b"")) if not self.hooks else self.check_open()
         deliveries = Deliveries(self.owner)
-        taking = Taking(payloads)
+        chunker = Taking(payloads)
         while True:
-            yield Wait(taking, 0.0)
-            if not taking.chunk:
+            yield Wait(chunker, 0.0)
+            if not chunker.chunk:
                 break
             called_at = self.link.now()
             if not deliveries.runs and self.forwarding is None:
                 yield from self.knowing(topic)
-            chunk = taking.plain() if self.plain else None
+            chunk = chunker.plain() if self.plain else None
             if chunk is not None:
                 given = None if due is None else Given(due, called_at)
-                yield from self._sending_plain(topic, chunk, taking, deliveries, given)
+                yield from self._sending_plain(topic, chunk, chunker, deliveries, given)
             else:
-                messages = (in_time(each, when) for each in taking.chunk)
+                messages = (in_time(each, when) for each in chunker.chunk)
                 yield from self._sending_each(topic, messages, deliveries, called_at)
         self.sender.hurry(deliveries.batches)
         return deliveries
 
     def _sending_plain(
-        self, topic: str, chunk: list[bytes], taking: Taking, deliveries: Deliveries, given: Given | None
+        self, topic: str, chunk: list[bytes], chunker: Taking, deliveries: Deliveries, given: Given | None
     ) -> Operation[None]:
-        """Payloads without anything beside: whole batches at once."""
+        """Append payloads without key, tag and properties as whole batches."""
         sizes = list(map(len, chunk))
         overhead = self.sender.overhead_bytes
         start = 0
@@ -272,7 +289,7 @@ class ProducerCore:
             start = stop
             yield Wait((), 0.0)
             self._stop_early(deliveries)
-        taking.adjust(sum(sizes) + overhead * len(chunk), self.options.batch_bytes)
+        chunker.adjust(sum(sizes) + overhead * len(chunk), self.options.batch_bytes)
 
     def _sending_each(
         self, topic: str, messages: Iterable[Message], deliveries: Deliveries, called_at: float
@@ -287,14 +304,14 @@ class ProducerCore:
         self._stop_early(deliveries)
 
     def _stop_early(self, deliveries: Deliveries) -> None:
-        """Once a part failed, the rest of a long iterable is not read: the caller is told at once."""
+        """Raise the error of a batch that has failed already, so that the rest is not read."""
         if self.sender.failed_messages:
             for batch, first, count in deliveries.runs:
                 if batch.error is not None:
                     batch.result_of(first, count)
 
     def _making_room(self) -> Operation[None]:
-        """Raises `Busy` when there is none within the timeout."""
+        """Wait for buffer space. Raises `Busy` if there is none within the timeout."""
         until = self.link.now() + self.options.timeout
         while not self.sender.has_room():
             remaining = until - self.link.now()
@@ -306,31 +323,31 @@ class ProducerCore:
             yield Wait((self.sender.room(),), remaining)
 
     def knowing(self, topic: str) -> Operation[None]:
-        """Wait until the topic's partitions are known. Raises what asking for them raised."""
+        """Wait for the topic's metadata. Raises the error of the request, or `TimedOut`."""
         until = self.link.now() + self.options.timeout
         while not self.sender.lanes.knows(topic):
-            lane = self.sender.lanes.lane(topic)
-            self.sender.lanes.ask(lane)
+            entry = self.sender.lanes.lane(topic)
+            self.sender.lanes.ask(entry)
             remaining = until - self.link.now()
             if remaining <= 0:
                 raise TimedOut(
-                    f"The partitions of {topic} could not be learned in {self.options.timeout:g} s. Try again; if"
+                    f"The partitions of {topic} are still unknown after {self.options.timeout:g} s. Try again; if"
                     " that goes on, see `tfmq status`, or wait longer: Producer(timeout=...).",
                     outcome="not done",
                 )
-            yield Wait((lane.known,), remaining)
-            if lane.error is not None:
-                raise type(lane.error)(lane.error.sentence, outcome="not done")
+            yield Wait((entry.known,), remaining)
+            if entry.error is not None:
+                raise type(entry.error)(entry.error.sentence, outcome="not done")
 
     def cancelling(self, handle: Any) -> Operation[str]:
-        """Take a delayed message back."""
+        """Cancel a delayed message."""
         self.check_open()
         return cancelling(self.link, handle, self.options.timeout)
 
     def rescheduling(
         self, handle: Any, delay: Delay | None, deliver_at: Moment | None
     ) -> Operation[Rescheduled]:
-        """Give a delayed message another time."""
+        """Change the due time of a delayed message."""
         self.check_open()
         return rescheduling(self.link, handle, delay, deliver_at, self.options.timeout)
 
@@ -339,7 +356,7 @@ class ProducerCore:
     def waiting(
         self, batches: Iterable[Batch], timeout: float | None, *, at_once: bool = True
     ) -> Operation[None]:
-        """Let these go and wait until all are done. Raises `TimedOut`."""
+        """Send the batches and wait until all are done. Raises `TimedOut`."""
         waited = list(batches)
         self.sender.hurry(waited, at_once)
         done = yield from all_done(waited, timeout, self.link)
@@ -347,25 +364,33 @@ class ProducerCore:
             raise self.too_late(timeout)
 
     def too_late(self, timeout: float | None) -> TimedOut:
-        """Why a wait for deliveries ended before they were done."""
+        """Return the error for a wait that ended before the deliveries were done."""
         if self.driver.closed:
-            return TimedOut("The producer was closed while this was waited for.")
+            return TimedOut("The producer was closed during the wait.")
         return TimedOut(
-            f"The broker has not answered within {timeout:g} s; the messages are still on their way."
+            f"The broker has not replied within {timeout:g} s; the messages are still being sent."
         )
 
     def flushing(self, timeout: float | None) -> Operation[None]:
-        """Wait until everything sent so far is settled. Raises `DeliveryFailed`, `TimedOut`."""
+        """Wait until all messages sent so far are acked or failed.
+
+        Raises `DeliveryFailed`, `TimedOut`.
+        """
         waited = self.sender.flush()
         done = yield from all_done(waited, timeout, self.link)
         failed = self.sender.take_failures()
         if failed:
             raise _failure(failed)
         if not done:
-            raise TimedOut(f"Not everything was delivered within {timeout:g} s; it is still on its way.")
+            raise TimedOut(
+                f"Not all messages were delivered within {timeout:g} s; the rest is still being sent."
+            )
 
     def closing(self, timeout: float) -> Operation[None]:
-        """Take nothing more, flush, give up what is left. Raises `DeliveryFailed`."""
+        """Reject new messages, flush for at most `timeout` seconds, and fail the rest.
+
+        Raises `DeliveryFailed`, and `TransactionRolledBack` if open transactions were rolled back.
+        """
         if self.closed:
             yield Wait((self.ended,), timeout)
             return
@@ -385,7 +410,7 @@ class ProducerCore:
             if self.forwarding is not None:
                 self.forwarding.close()
             self.sender.abandon(
-                TimedOut(f"The producer was closed, and it was not delivered within {timeout:g} s.")
+                TimedOut(f"The producer was closed, and the message was not delivered within {timeout:g} s.")
             )
             self.ended.settle()
         failed = self.sender.take_failures()
@@ -393,7 +418,7 @@ class ProducerCore:
             raise _failure(failed)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start, and how things are."""
+        """Return counters since the start, and the current state."""
         sender, link = self.sender, self.link
         return {
             "messages": sender.sent_messages,

@@ -1,6 +1,7 @@
-"""What happens to producers that nobody closed when the interpreter ends: a bounded flush, a log of what was lost.
+"""Waiting for deliveries, and the closing of open producers when the interpreter exits.
 
-They are held until then, so that a producer that goes out of scope still delivers what it was given.
+A producer that goes out of scope still delivers its messages: it is referenced here until it is closed. At exit all
+open producers are flushed for a limited time, and undelivered messages are logged.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("tfmq.producer")
 
 EXIT_SECONDS = 5.0
-"""All open producers together; a broker that is away must not keep a process from ending."""
+"""Time limit for all open producers together: an unreachable broker must not block the exit."""
 
 
 class Unclosed(Protocol):
-    """A producer, as the end of the interpreter sees it."""
+    """A producer that can be closed at exit."""
 
     def finish(self, seconds: float) -> int:
-        """Flush for at most `seconds` and close; how many messages were not delivered."""
+        """Flush for at most `seconds` and close. Return the number of undelivered messages."""
         ...
 
 
@@ -60,11 +61,8 @@ def _finish_all() -> None:
 atexit.register(_finish_all)
 
 
-# What stands between deliveries and the two ways of waiting: one object for each face's producer.
-
-
 class BlockingOwner:
-    """Waits in the calling thread."""
+    """Lets the delivery handles of a blocking producer wait in the calling thread."""
 
     def __init__(self, core: ProducerCore) -> None:
         self._core = core
@@ -90,7 +88,7 @@ class BlockingOwner:
         )
 
     def run(self, operation: Operation[None]) -> None:
-        """Go through `operation`, waiting where it does."""
+        """Run `operation` in the calling thread."""
         self._core.driver.run(operation)
 
     def run_async(self, operation: Operation[None]) -> Generator[Any, None, None]:
@@ -98,39 +96,41 @@ class BlockingOwner:
         return self.wait_async(())
 
     def call_back(self, callback: Callable[[], object]) -> None:
-        """Run `callback` outside of every lock, soon."""
+        """Schedule `callback` to run outside of every lock."""
         self._core.driver.callbacks.add(callback)
         self._core.driver.attend()
 
     def beside(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """A `Run` (see `work`) in a thread of its own: it may take its time, and use this producer too."""
+        """Run `work` in a thread of its own; it may block and may use this producer. An `Executor`."""
         self._core.driver.beside(work, done)
 
     def close(self, seconds: float) -> None:
-        """Flush for at most `seconds`, then drop the connection. Raises `DeliveryFailed`."""
+        """Flush for at most `seconds`, then close the connection. Raises `DeliveryFailed`."""
         try:
             self._core.driver.run(self._core.closing(seconds))
         finally:
             self._core.driver.close()
 
     def finish(self, seconds: float) -> int:
-        """As `close` at the end of the interpreter; how many messages were not delivered."""
+        """Close when the interpreter exits. Return the number of undelivered messages."""
         before = self._core.sender.failed_messages
         try:
             self.close(seconds)
         except TransactionRolledBack as lost:
             log.error("%s", lost)
         except TfmqError:
-            pass  # what was not delivered is counted
+            pass  # The caller logs the number of undelivered messages.
         return self._core.sender.failed_messages - before
 
 
 class AsyncOwner(BlockingOwner):
-    """Awaits in the event loop."""
+    """Lets the delivery handles of an asyncio or Twisted producer wait in the event loop."""
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
         """Raises `NotAllowed`."""
-        raise NotAllowed("It is not done yet, and an event loop must not be blocked: await the delivery.")
+        raise NotAllowed(
+            "The delivery is not done, and an event loop must not be blocked: await the delivery."
+        )
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
         """Wait until all of `batches` are done."""
@@ -141,16 +141,16 @@ class AsyncOwner(BlockingOwner):
         self.wait_for((), None)
 
     def run_async(self, operation: Operation[None]) -> Generator[Any, None, None]:
-        """Await what `operation` waits for."""
+        """Run `operation` in the event loop."""
         yield from self._core.driver.run(operation).__await__()
 
     def beside(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """A `Run` in the loop's pool of threads."""
+        """Run `work` in the loop's thread pool. An `Executor`."""
         self._core.driver.in_threads(work, done)
 
     def finish(self, seconds: float) -> int:
-        """The loop is gone by now: what is not delivered is given up; how many messages that is."""
+        """Fail what is not delivered; the event loop no longer runs. Return the number of messages."""
         self._core.transactions.give_up()
-        lost = self._core.sender.abandon(TimedOut("The program ended before it was delivered."))
+        lost = self._core.sender.abandon(TimedOut("The program ended before the message was delivered."))
         self._core.driver.close_now()
         return lost

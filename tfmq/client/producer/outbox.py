@@ -1,8 +1,9 @@
-"""Batches that wait for their partition, in an SQLite file: committed and forced before `keep` returns.
+"""The outbox: an SQLite file with batches that wait for their partition.
 
-A row is a batch of records as they go out, with the place under which it may have been sent: incarnation, producer id,
-sequence, and the end of the log before. Nothing written: never sent. So whoever opens the file after a crash can find
-out at the broker which rows arrived. One living process has the file: DATABASE.lock, given back however it ends.
+Each row is a batch of encoded records, with the id under which it may have been sent: topic incarnation, producer id,
+sequence, and the end of the log before the send. A row without such an id was never sent. So after a crash the next
+process can ask the broker which rows arrived. Only one process can use the file; it holds the lock on DATABASE.lock,
+which the kernel releases when the process ends.
 """
 
 from __future__ import annotations
@@ -28,17 +29,20 @@ _COLUMNS: Final = "id, count, blocks, data, incarnation, producer_id, sequence, 
 
 
 VERSION: Final = 1
-"""Of the table; 0 is what it was before it had a number."""
+"""Schema version; 0 in files from before versions were recorded."""
 LOCK_SUFFIX: Final = ".lock"
 FILE_SHIFT: Final = 40
-"""An id's upper bits count the files that were opened at the path, so that rows of two are not taken for each other."""
+"""The upper bits of a batch id count the files opened at the path.
+
+So the ids of a removed file are never valid in the next one.
+"""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
-"""Payloads are nobody else's."""
+"""Only the user may read payloads."""
 
 
 class Place(NamedTuple):
-    """Under what a batch was, or may have been, sent. `producer_id` 0: it never was."""
+    """The id under which a batch was, or may have been, sent. `producer_id` 0: never sent."""
 
     incarnation: int
     producer_id: int
@@ -50,7 +54,7 @@ NOWHERE: Final = Place(0, 0, 0, 0)
 
 
 class Kept(NamedTuple):
-    """A batch to be forwarded; `id` grows in the order in which batches were kept. `blocks`: as PRODUCE has them."""
+    """A stored batch. `id` increases in the order of storing. `blocks`: as in PRODUCE."""
 
     id: int
     count: int  # type: ignore[assignment]
@@ -60,9 +64,9 @@ class Kept(NamedTuple):
 
 
 class LocalStore:
-    """The store at `path`. Every method may wait for the disk; one at a time, from any thread.
+    """The outbox file at `path`. Thread-safe. Every method may block on the disk.
 
-    Raises `StoreFailed` where the file cannot be read or written, `NotAllowed` where another process has it.
+    Methods raise `StoreFailed` if the file cannot be read or written, `NotAllowed` if another process uses it.
     """
 
     def __init__(self, path: str, bytes_max: int) -> None:
@@ -77,14 +81,17 @@ class LocalStore:
         self._parents: list[sqlite3.Connection | None] = []
 
     def partitions(self) -> list[tuple[str, int]]:
-        """Those for which something is kept."""
+        """Return the partitions with stored batches."""
         with self._using() as database:
             return list(database.execute("select distinct topic, partition from kept"))
 
     def keep(
         self, topic: str, partition: int, batches: Iterable[tuple[int, Sequence[Any], bytes, Place]]
     ) -> None:
-        """Store (count, blocks, data, place) of each behind what is there, all or none. Beyond the bound: `Busy`."""
+        """Append batches (count, blocks, data, id of the send): all or none, fsynced on return.
+
+        Raises `Busy` if the size limit would be exceeded.
+        """
         rows = [
             (topic, partition, count, json.dumps(list(map(tuple, blocks))), data, *place)
             for count, blocks, data, place in batches
@@ -93,15 +100,15 @@ class LocalStore:
         with self._using() as database:
             if self._bytes + size > self._bytes_max:
                 raise Busy(
-                    f"{self.path} keeps {self._bytes} bytes for partitions that take no writes, and may keep"
-                    f" {self._bytes_max}: get {topic}/{partition} going, or allow more with store_bytes."
+                    f"{self.path} stores {self._bytes} bytes for partitions that accept no writes; its limit is"
+                    f" {self._bytes_max}: make {topic}/{partition} writable again, or raise store_bytes."
                 )
             database.executemany("insert into kept values (null, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
             database.commit()
             self._bytes += size
 
     def first(self, topic: str, partition: int, count_max: int, bytes_max: int) -> list[Kept]:
-        """The oldest rows of a partition, at least one if there is any."""
+        """Return the oldest batches of a partition, at least one if there is any."""
         found: list[Kept] = []
         size = 0
         with self._using() as database:
@@ -119,7 +126,7 @@ class LocalStore:
         return found
 
     def place(self, places: Iterable[tuple[int, Place]]) -> None:
-        """Write down under what these rows are about to be sent."""
+        """Record the ids under which these batches are about to be sent. Fsynced on return."""
         with self._using() as database:
             database.executemany(
                 "update kept set incarnation = ?, producer_id = ?, sequence = ?, from_offset = ? where id = ?",
@@ -128,7 +135,7 @@ class LocalStore:
             database.commit()
 
     def remove(self, rows: Iterable[Kept]) -> None:
-        """These have arrived."""
+        """Delete batches that the broker has stored."""
         gone = list(rows)
         with self._using() as database:
             database.executemany("delete from kept where id = ?", [(self._row(row.id),) for row in gone])
@@ -136,12 +143,15 @@ class LocalStore:
             self._bytes -= sum(len(row.data) for row in gone)
 
     def close(self) -> None:
-        """Give it back; the next call opens it again."""
+        """Close the file and release the lock. The next call opens it again."""
         with self._guard:
             self._shut()
 
     def forked(self) -> None:
-        """In a child: the parent has it. SQLite's part is left as it is: to close it here might take it from there."""
+        """In a forked child: drop the parent's file without closing it.
+
+        Closing SQLite's descriptors in the child would release the parent's locks.
+        """
         self._guard = threading.Lock()
         self._parents.append(self._database)
         self._database = None
@@ -154,25 +164,25 @@ class LocalStore:
         self._give_back()
 
     def _is_gone(self) -> bool:
-        """Whether file or lock are not those at the path any more: SQLite would go on writing into what nobody can open
-        again, and somebody else could have the lock as well."""
+        """Return whether the database or lock file at the path was removed or replaced.
+
+        SQLite would continue to write into the removed file, and another process could get the lock.
+        """
         return self._opened != (_identity(self.path), _identity(self.path + LOCK_SUFFIX))
 
     def _leave(self) -> None:
-        """The file that was opened: the rows of the next one are others."""
+        """Close the removed file. Ids of its rows become invalid."""
         self._shut()
         self._file += 1
 
     def _row(self, id: int) -> int:
-        """The row of that id in the file. Raises `StoreFailed` where it was read from another one."""
+        """Return the row id in the open file. Raises `StoreFailed` for an id from an earlier file."""
         if id >> FILE_SHIFT != self._file:
             raise self._lost()
         return id & ((1 << FILE_SHIFT) - 1)
 
     def _lost(self) -> StoreFailed:
-        return StoreFailed(
-            f"{self.path} was removed or replaced while it was in use: what was in it is gone."
-        )
+        return StoreFailed(f"{self.path} was removed or replaced while it was in use: its contents are lost.")
 
     def _give_back(self) -> None:
         if self._descriptor >= 0:
@@ -181,6 +191,10 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
+        """Yield the open database under the lock; roll back on errors.
+
+        Raises `StoreFailed` for disk and SQLite errors, and if the file was removed meanwhile.
+        """
         with self._guard:
             try:
                 if self._database is not None and self._is_gone():
@@ -221,7 +235,7 @@ class LocalStore:
                     f" up to {VERSION}. Start the newer version, or give this one a store of its own."
                 )
             database.execute("pragma journal_mode = wal")
-            database.execute("pragma synchronous = full")  # in this mode, forced at every commit
+            database.execute("pragma synchronous = full")  # With WAL this fsyncs at every commit.
             database.execute(_TABLE)
             database.execute(_INDEX)
             if version < VERSION:
@@ -237,7 +251,7 @@ class LocalStore:
 
 
 def _make(path: str) -> None:
-    """The file, where there is none, and the folders that are missing above it; each is on the disk then."""
+    """Create the file and its missing parent folders, and fsync each one's parent folder."""
     folder = os.path.dirname(path)
     missing = [] if os.path.exists(path) else [path]
     while not os.path.exists(folder):
@@ -252,7 +266,7 @@ def _make(path: str) -> None:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """What tells the file at `path` from every other one; None: there is none."""
+    """Return the device and inode of the file at `path`; None if there is none."""
     try:
         found = os.stat(path)
     except FileNotFoundError:

@@ -1,12 +1,14 @@
-"""Sending to configured partitions with a store beside: `StrictPartitions(store=...)` without its waiting.
+"""Store-and-forward: `StrictPartitions(store=...)` without the waiting.
 
-Each partition has one line of batches. While nothing is kept for it, the oldest goes out, and the next when that is
-answered. What the partition does not take in time goes into the store with everything behind it, and from then on the
-store comes first: it is forwarded in order until it is empty. So order never depends on which way a batch took.
+Each partition has one queue of batches. While the outbox has no batch for the partition, the oldest batch is sent, and
+the next one after its reply. If the partition does not accept a batch in time, the whole queue is stored in the outbox.
+From then on stored batches are forwarded first, in order, until the outbox has none for the partition. So the order
+never depends on the path of a batch.
 
-Exactly once: a batch of unknown fate is kept with the place under which it was sent, and places of kept ones are
-written down before they are sent. Before such a batch goes again its stream is closed for good, which says how far it
-came; where the broker has forgotten the stream, the log is looked through.
+Delivery is exactly once. A batch with unknown outcome is stored with the id under which it was sent, and the id for a
+stored batch is recorded before it is sent. Before such a batch is sent again, its producer id is closed at the broker;
+the reply contains the last stored sequence. If the broker no longer knows the producer id, the records are searched in
+the log.
 """
 
 from __future__ import annotations
@@ -55,25 +57,34 @@ log = logging.getLogger("tfmq.producer")
 Result = TypeVar("Result")
 
 ANSWER_SECONDS: Final = 2.0
-"""A partition that has not answered for so long takes no writes: its messages are kept."""
+"""A partition that does not reply within this time is treated as unavailable.
+
+Its batches are then stored in the outbox.
+"""
 PAUSE_SECONDS: Final = 0.05
-"""Before a partition is tried again; doubled each time up to the maximum."""
+"""The pause before a partition is tried again; doubled each time up to the maximum."""
 PAUSE_SECONDS_MAX: Final = 2.0
 CHUNK_COUNT: Final = 64
-"""So many kept batches go out on one writing down of their places, and one removal: two forces of the file."""
+"""Maximum stored batches sent per chunk.
+
+A chunk costs two fsyncs: recording the ids, and the removal.
+"""
 CHUNK_BYTES: Final = 4 << 20
 _KEPT_FOR: Final = (StorageStopped, SequenceGap, StaleProducer, UnknownProducer)
-"""Refusals that are no fault of the batch, beside the retriable ones."""
+"""Errors after which a batch is stored, besides the retriable ones.
+
+The batch itself is valid.
+"""
 
 
 class Line:
-    """The batches for one partition, oldest first, and the two tasks that bring them away."""
+    """The batches for one partition, oldest first, and the two tasks that send and forward them."""
 
     def __init__(self, forwarding: Forwarding, topic: str, partition: int, kept: bool) -> None:
         self.topic, self.partition = topic, partition
         self.batches: deque[KeptBatch] = deque()
         self.kept = kept
-        """Whether the store has something for it, or is about to."""
+        """Whether the outbox has batches for the partition, or is about to get some."""
         self._forwarding = forwarding
         self._link = forwarding.link
         self._keeping = False
@@ -89,13 +100,16 @@ class Line:
         self.wake()
 
     def wake(self) -> None:
-        """Something changed: both tasks look again."""
+        """Wake both tasks after a change."""
         news, self._news = self._news, Flag()
         news.settle()
 
     def _ended(self, error: Exception) -> None:
-        """One task met what it knows no way from, so neither goes on: order would be lost. The next message begins
-        with what the store has."""
+        """Stop both tasks after an unexpected error and fail the queued batches.
+
+        If only one task continued, the order would be lost. The next message starts new tasks, which begin with the
+        outbox.
+        """
         for task in self._tasks:
             task.cancel()
         if not isinstance(error, Closed):
@@ -105,7 +119,7 @@ class Line:
         while self.batches:
             self._forwarding.fail(self.batches.popleft(), failure)
 
-    # What is new
+    # New batches
 
     def _bringing(self) -> Operation[None]:
         while True:
@@ -118,7 +132,7 @@ class Line:
                     yield from self._send(self.batches[0])
 
     def _send(self, batch: KeptBatch) -> Operation[None]:
-        """To the broker; where that does not take it, nothing is settled and `kept` says where it goes."""
+        """Send the batch. If the partition does not accept it, store it or leave it queued."""
         batch.leave()
         until = self._link.now() + ANSWER_SECONDS
         place = NOWHERE
@@ -133,7 +147,7 @@ class Line:
         except TfmqError as error:
             had_stream, self._stream = self._stream is not None, None
             if isinstance(error, UnknownTopic) and had_stream and not isinstance(error, UnknownPartition):
-                return  # the topic was made anew: the next turn asks for it
+                return  # The topic was re-created: the next attempt requests its metadata.
             if error.retriable or isinstance(error, _KEPT_FOR):
                 self.kept = True
                 yield from self._keep(place)
@@ -147,7 +161,7 @@ class Line:
         self._forwarding.core.sender.stored(batch, reply.positions, reply.durability)
 
     def _numbered(self, count: int, until: float) -> Operation[Stream]:
-        """The stream of what goes straight to the broker, with room for `count` more."""
+        """Return the open stream for direct sends, with sequences for `count` more records."""
         if self._stream is None or count > sequences_left(self._sequence):
             self._stream, self._from_offset = yield from begin_stream(
                 self._link, self.topic, self.partition, until
@@ -156,7 +170,10 @@ class Line:
         return self._stream
 
     def _keep(self, place: Place = NOWHERE) -> Operation[None]:
-        """Everything that waits goes behind what is kept, in one commit; the first may have been sent at `place`."""
+        """Append all queued batches to the outbox in one commit.
+
+        The first may have been sent as `place`.
+        """
         batches = list(self.batches)
         rows = []
         for batch, its_place in zip(
@@ -172,7 +189,7 @@ class Line:
         except TfmqError as error:
             failure = error
             for batch in batches:
-                batch.attempts += error.outcome != NOT_DONE  # the commit may have come through
+                batch.attempts += error.outcome != NOT_DONE  # The commit may have succeeded.
         finally:
             self._keeping = False
         for batch in batches:
@@ -184,9 +201,10 @@ class Line:
                 self._forwarding.fail(batch, failure)
         self.wake()
 
-    # What is kept
+    # Stored batches
 
     def _emptying(self) -> Operation[None]:
+        """Forward stored batches until there are none, with a pause after errors."""
         pause, told = PAUSE_SECONDS, ""
         while True:
             while not self.kept:
@@ -211,7 +229,7 @@ class Line:
                 yield Wait((self._news,))
 
     def _forward(self) -> Operation[bool]:
-        """Bring away the oldest that is kept; whether there was anything."""
+        """Forward the oldest stored batches. Return False if there were none."""
         rows = yield from self._stored(
             lambda store: store.first(self.topic, self.partition, CHUNK_COUNT, CHUNK_BYTES)
         )
@@ -237,7 +255,7 @@ class Line:
         return True
 
     def _unsettled(self, rows: list[Kept]) -> Operation[list[Kept]]:
-        """`rows` without those that have arrived; these are removed."""
+        """Remove the batches that arrived from the outbox. Return the other `rows`."""
         streams = dict.fromkeys(
             Stream(self.topic, row.place.incarnation, self.partition, row.place.producer_id)
             for row in rows
@@ -253,21 +271,24 @@ class Line:
         return [row for row in rows if row.id not in arrived]
 
     def _arrived(self, stream: Stream, rows: list[Kept]) -> Operation[set[int]]:
-        """Which of `rows`, sent in `stream`, the broker has. From now on it takes none of them under that id."""
+        """Return the ids of `rows` that the broker has stored from `stream`.
+
+        Closes the producer id, so that the broker accepts no further batch under it.
+        """
         until = self._link.now() + ANSWER_SECONDS
         try:
             last = yield from close_stream(self._link, stream, until)
             return {row.id for row in rows if row.place.sequence + row.count - 1 <= last}
         except UnknownProducer:
-            pass  # its stream was forgotten: the log tells
+            pass  # The broker no longer knows the producer id: search the log.
         except UnknownTopic:
-            return set()  # that life of the topic is over, with all that was in it
+            return set()  # This incarnation of the topic was deleted with all its records.
         until = self._link.now() + ANSWER_SECONDS
         wanted = {row.place.sequence: row.id for row in rows}
         start = min(row.place.from_offset for row in rows)
         try:
             found = yield from find_records(self._link, stream, wanted, start, until)
-        except OffsetOutOfRange:  # retention took the older part
+        except OffsetOutOfRange:  # Retention deleted the older part.
             earliest = yield from locate_end(self._link, stream, BY_EARLIEST, until)
             found = yield from find_records(self._link, stream, wanted, earliest, until)
         return {wanted[sequence] for sequence in found}
@@ -277,7 +298,7 @@ class Line:
 
 
 class Forwarding:
-    """All lines of one producer; also a ticker of its driver. Runs under the driver's lock."""
+    """Store-and-forward of one producer; a ticker of its driver. Runs under the driver's lock."""
 
     def __init__(self, core: ProducerContext, selector: StrictPartitions, path: str) -> None:
         self.core = core
@@ -299,7 +320,10 @@ class Forwarding:
         self.tasks.tick()
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Take one message. Raises as `Sender.append`, and `BadRequest` for topics not configured, and a delay."""
+        """Append one message. Returns its delivery handle.
+
+        Raises as `RecordAccumulator.append`, and `BadRequest` for a topic that is not configured and for a delay.
+        """
         if message.delay is not None or message.deliver_at is not None:
             raise BadRequest("StrictPartitions with a store takes no delayed messages: use another producer.")
         sender = self.core.sender
@@ -330,7 +354,7 @@ class Forwarding:
         return batch
 
     def _push(self, batch: KeptBatch) -> None:
-        """Behind the others of its partition; it may leave at once."""
+        """Queue a batch for its partition; it may be sent at once."""
         if self._state == "open":
             self._line(batch.topic, batch.partition).add(batch)
         else:
@@ -345,7 +369,7 @@ class Forwarding:
         return line
 
     def _begin(self) -> None:
-        """Open the store: what an earlier process left in it goes first."""
+        """Open the outbox, unless that has started. Batches of an earlier process are sent first."""
         if self._state == "new":
             self._state = "opening"
             self.tasks.start(self._beginning(), self._refused)
@@ -368,44 +392,44 @@ class Forwarding:
 
     @contextmanager
     def unattended(self) -> Iterator[None]:
-        """Meanwhile answers are read although nobody waits for them."""
+        """Let the background thread read replies during the `with` block."""
         self.link.unattended += 1
         try:
             yield
         finally:
-            if not self._is_parents:  # there, the link counts anew
+            if not self._is_parents:  # In a forked child the connection has reset its counter.
                 self.link.unattended -= 1
 
     def fail(self, batch: KeptBatch, error: TfmqError) -> None:
-        """It is not kept; whether the broker has it is unknown once it was sent."""
+        """Fail a batch that was not stored. The outcome is "unknown" if it was sent."""
         batch.leave()
         told = copy(error)
         told.outcome = UNKNOWN if batch.attempts else NOT_DONE
         self.core.sender.fail(batch, told)
 
     def dropped(self, line: Line) -> None:
-        """Its tasks ended; the next message begins anew."""
+        """Remove a partition whose tasks have ended. The next message creates it again."""
         self._failed.add((line.topic, line.partition))
         if self._lines.get((line.topic, line.partition)) is line:
             del self._lines[line.topic, line.partition]
 
     def close(self) -> None:
-        """Nothing is brought away any more; what is kept stays for the next."""
+        """Stop all tasks. Stored batches remain for the next process."""
         self.tasks.cancel()
         self.store.close()
 
     def forked(self) -> None:
-        """In a child: everything of this is the parent's."""
+        """In a forked child: drop the parent's tasks and file."""
         self._is_parents = True
         self.tasks.cancel()
         self.store.forked()
 
 
-# A batch of messages that is either stored by the broker or kept in a local store until its partition takes it.
-
-
 class KeptBatch(Batch):
-    """A batch that may end in the store. To the sender it is never open: it leaves when its line is free."""
+    """A batch that the broker or the outbox stores.
+
+    For the accumulator it is never open: it is sealed when its partition can send it.
+    """
 
     __slots__ = ("gathering", "is_kept")
 
@@ -416,18 +440,18 @@ class KeptBatch(Batch):
         self.is_kept = False
 
     def leave(self) -> None:
-        """Nothing is added any more. A second time does nothing."""
+        """Close the batch for further messages. Ignored if already closed."""
         self.gathering = False
         self.count = len(self.payloads) or self.count
 
     def stored(self, positions: Sequence[tuple[int, int]], durability: int) -> None:
-        """The broker has it, or the store (`is_kept`)."""
+        """Complete the batch as stored by the broker, or by the outbox (`is_in_outbox`)."""
         super().stored(positions, durability)
         if self.is_kept:
             self.durability = "kept"
 
     def result_of(self, index: int, count: int = 1) -> SendResult:
-        """As its base; a kept one has no offset and no id yet."""
+        """Return the result as the base class; in the outbox a batch has no offset and no id yet."""
         if self.is_kept and self.error is None:
             return SendResult(self.topic, self.partition, None, 0, "kept", count)
         return super().result_of(index, count)

@@ -1,8 +1,7 @@
-"""A producer's transactions as the branches of a transaction manager: what all faces of `XAResource` do.
+"""XA branches as transactions of a producer, shared by all API variants of `XAResource`.
 
-The rules of XA that a plain transaction does not have: work ends (`end`) before a branch is prepared; a branch that was
-not prepared is committed only where the manager says that it is the only one (`one_phase`), and a prepared one only
-without that.
+XA has rules that a plain transaction does not have. Work must end (`end`) before a branch is prepared. A branch that is
+not prepared is committed only if the transaction manager passes `one_phase`, and a prepared one only without it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ RECOVERED = ["prepared", "heuristic_committed", "heuristic_rolled_back"]
 
 
 def checked_resource(producer: Any, driver: type, face: str) -> Any:
-    """`producer` itself. Raises TypeError for what is no producer of the face that has this driver."""
+    """Return `producer`. Raises TypeError if it is not a producer of the API variant `face`."""
     known = isinstance(getattr(producer, "_core", None), ProducerCore)
     if known and isinstance(producer._driver, driver):
         return producer
@@ -30,19 +29,22 @@ def checked_resource(producer: Any, driver: type, face: str) -> Any:
 
 
 class Branches:
-    """The branches that were started here and are not over; others are taken up from the broker."""
+    """The XA branches started by this producer and not finished.
+
+    Others are loaded from the broker.
+    """
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
         self._branches: dict[str, TransactionCore] = {}
 
     def starting(self, xid: str, timeout: float | None, resume: bool) -> Operation[TransactionCore]:
-        """Begin the branch, or go on with one that was ended here."""
+        """Begin a branch, or resume one that was ended here. Raises `UnknownTransaction`."""
         if resume:
             branch = self._branches.get(checked_xid(xid))
             if branch is None or branch.state != OPEN:
                 raise UnknownTransaction(
-                    f"Nothing of {xid!r} was started here and can be resumed.", outcome="not done"
+                    f"No work in {xid!r} was started here that can be resumed.", outcome="not done"
                 )
             branch.suspended = False
             return branch
@@ -53,10 +55,10 @@ class Branches:
         return branch
 
     def end(self, xid: str) -> None:
-        """No more work in the branch, until it is resumed."""
+        """Suspend work in the branch. Raises `UnknownTransaction`."""
         branch = self._branches.get(xid)
         if branch is None:
-            raise UnknownTransaction(f"Nothing of {xid!r} was started here.", outcome="not done")
+            raise UnknownTransaction(f"No work in {xid!r} was started here.", outcome="not done")
         branch.suspend()
 
     def preparing(self, xid: str) -> Operation[str]:
@@ -85,7 +87,10 @@ class Branches:
         return state
 
     def recovering(self, group: str | None) -> Operation[list[str]]:
-        """The names of what is in doubt, or ended by an operator, oldest first; of one producer group, or of all."""
+        """Return the xids of prepared and heuristically ended branches, oldest first.
+
+        `group`: a producer group; None: all groups.
+        """
         found: list[str] = []
         after, more = 0, True
         while more:
@@ -98,17 +103,20 @@ class Branches:
         return found
 
     def forgetting(self, xid: str) -> Operation[bool]:
-        """Drop the outcome that an operator gave it; whether there was one."""
+        """XA forget: discard a heuristic outcome. Return True if there was one."""
         branch = yield from self._transactions.resuming(xid)
         reply = yield from self._transactions.answer(ForgetTransaction(xid, branch.ending.epoch))
         self._branches.pop(xid, None)
         return bool(reply.forgotten)
 
     def _ended(self, xid: str) -> Operation[TransactionCore]:
-        """The branch. Raises `TransactionState` while work goes on in it."""
+        """Return the branch, loaded from the broker if it was not started here.
+
+        Raises `TransactionState` if its work has not ended.
+        """
         branch = self._branches.get(checked_xid(xid))
         if branch is None:
             return (yield from self._transactions.resuming(xid))
         if branch.state == OPEN and not branch.suspended:
-            raise TransactionState(f"Work goes on in the branch {xid!r}: call end({xid!r}) first.")
+            raise TransactionState(f"Work in the branch {xid!r} has not ended: call end({xid!r}) first.")
         return branch

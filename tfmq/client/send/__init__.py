@@ -1,1 +1,1 @@
-"""What a producer sends: batches, encoding, partitioning, the accumulator and partition senders."""
+"""The send path of a producer: batches, encoding, partitioning, partition senders."""

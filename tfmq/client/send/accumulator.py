@@ -1,4 +1,8 @@
-"""Topics on their way to being known: asked for once, with the batches that wait for the answer."""
+"""The record accumulator: gathers messages into batches for the partition senders.
+
+Messages for a topic without known metadata wait in a `ProducerTopic`. `PartitionSenders` holds one sender per partition
+and one for all delayed messages.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,11 @@ from tfmq.message import Message, encode_attribute
 from tfmq.protocol.commands import Metadata
 
 KEYLESS = Message(None)
-"""Stands for any message without a key where a selector is asked for a whole batch."""
+"""Stands for any message without a key when a selector chooses for a whole batch."""
 
 
 class Lane:
-    """One topic, as far as it is known, and the batches that wait until it is."""
+    """A topic of a producer, its metadata if known, and the batches that wait for the metadata."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -47,98 +51,106 @@ class Lane:
 
 
 class Lanes:
-    """All topics that a producer sends to. Runs under the driver's lock, as its sender does."""
+    """All topics that a producer sends to. Runs under the driver's lock."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self._lanes: dict[str, Lane] = {}
 
     def lane(self, topic: str) -> Lane:
-        lane = self._lanes.get(topic)
-        if lane is None:
-            lane = self._lanes[topic] = Lane(topic)
-            lane.topic = self._sender.cluster.topic(topic)
-        return lane
+        """Return the entry of the topic; create it if missing."""
+        entry = self._lanes.get(topic)
+        if entry is None:
+            entry = self._lanes[topic] = Lane(topic)
+            entry.topic = self._sender.cluster.topic(topic)
+        return entry
 
     def knows(self, topic: str) -> bool:
-        """Whether the topic's partitions are known."""
+        """Return whether the topic's partitions are known."""
         return self.lane(topic).topic is not None
 
-    def ask(self, lane: Lane) -> None:
-        """Have the topic asked for (and made, where the broker does that); `known` of the lane is raised then."""
-        if lane.asking:
-            return
-        lane.asking = True
-        call = self._sender.link.call(
-            Metadata([lane.name], True), seconds=self._sender.timeout, unattended=True
-        )
-        call.when_done(lambda done: self._told(lane, done))
+    def ask(self, entry: Lane) -> None:
+        """Request the topic's metadata. The broker creates the topic if it is configured to.
 
-    def wait(self, lane: Lane, batch: Batch, message: Message = KEYLESS) -> None:
-        """Hold a batch until the topic is known; `message` decides its partition then."""
-        if not lane.waiting or lane.waiting[-1][0] is not batch:  # a batch comes twice in a row
-            lane.waiting.append((batch, message))
-        self.ask(lane)
+        `entry.known_event` is set when the reply arrives.
+        """
+        if entry.asking:
+            return
+        entry.asking = True
+        call = self._sender.link.call(
+            Metadata([entry.name], True), seconds=self._sender.timeout, unattended=True
+        )
+        call.when_done(lambda done: self._told(entry, done))
+
+    def wait(self, entry: Lane, batch: Batch, message: Message = KEYLESS) -> None:
+        """Hold a batch until the topic is known. `message` then decides its partition."""
+        if not entry.waiting or entry.waiting[-1][0] is not batch:  # A batch can be added twice in a row.
+            entry.waiting.append((batch, message))
+        self.ask(entry)
 
     def forget(self, topic: Topic) -> None:
-        """The topic, or this incarnation of it, is gone."""
-        lane = self._lanes.get(topic.name)
-        if lane is not None and lane.topic is not None and lane.topic.incarnation == topic.incarnation:
-            lane.topic, lane.known = None, Flag()
+        """Discard the metadata if it describes this incarnation of the topic."""
+        entry = self._lanes.get(topic.name)
+        if entry is not None and entry.topic is not None and entry.topic.incarnation == topic.incarnation:
+            entry.topic, entry.known = None, Flag()
 
     def next_time(self) -> float:
-        """When the first waiting batch is too late."""
-        firsts = (lane.waiting[0][0].deadline for lane in self._lanes.values() if lane.waiting)
+        """Return the earliest deadline of a waiting batch."""
+        firsts = (entry.waiting[0][0].deadline for entry in self._lanes.values() if entry.waiting)
         return min(firsts, default=float("inf"))
 
     def expire(self, now: float) -> None:
-        """Fail what waited too long."""
-        for lane in self._lanes.values():
-            while lane.waiting and lane.waiting[0][0].deadline <= now:
-                batch = lane.waiting.popleft()[0]
+        """Fail the waiting batches whose deadline has passed."""
+        for entry in self._lanes.values():
+            while entry.waiting and entry.waiting[0][0].deadline <= now:
+                batch = entry.waiting.popleft()[0]
                 self._sender.refuse(batch, self._sender.late(batch))
 
-    def _told(self, lane: Lane, call: Call) -> None:
-        lane.asking = False
-        lane.error = call.error
+    def _told(self, entry: Lane, call: Call) -> None:
+        """Store the metadata and send or fail the waiting batches."""
+        entry.asking = False
+        entry.error = call.error
         if call.error is None:
             found = self._sender.cluster.learn(call.reply.topics)
-            lane.topic = found[0] if found else None
-            if lane.topic is None:
-                lane.error = UnknownTopic(
-                    f"There is no topic {lane.name}, and the broker makes none by itself."
+            entry.topic = found[0] if found else None
+            if entry.topic is None:
+                entry.error = UnknownTopic(
+                    f"There is no topic {entry.name}, and the broker does not create topics automatically."
                 )
-        if lane.topic is not None:
-            self._release(lane, lane.topic)
-        elif lane.error is not None:
-            self._fail(lane, lane.error)
-        known = lane.known
-        if lane.topic is None:
-            lane.known = Flag()
+        if entry.topic is not None:
+            self._release(entry, entry.topic)
+        elif entry.error is not None:
+            self._fail(entry, entry.error)
+        known = entry.known
+        if entry.topic is None:
+            entry.known = Flag()
         known.settle()
 
-    def _release(self, lane: Lane, topic: Topic) -> None:
-        while lane.waiting:
-            self._sender.route(topic, *lane.waiting.popleft())
-        for batch in self._sender.streams.without_partition(lane.name):
+    def _release(self, entry: Lane, topic: Topic) -> None:
+        while entry.waiting:
+            self._sender.route(topic, *entry.waiting.popleft())
+        for batch in self._sender.streams.without_partition(entry.name):
             self._sender.close_batch(batch)
 
-    def _fail(self, lane: Lane, error: TfmqError) -> None:
-        waiting, lane.waiting = lane.waiting, deque()
+    def _fail(self, entry: Lane, error: TfmqError) -> None:
+        waiting, entry.waiting = entry.waiting, deque()
         for batch, _ in waiting:
             self._sender.refuse(batch, error)
-        for batch in self._sender.streams.without_partition(lane.name):
+        for batch in self._sender.streams.without_partition(entry.name):
             self._sender.refuse(batch, error)
 
 
 FAILURES_REMEMBERED = 1000
-"""Failed batches kept for the next flush; older ones are only counted, so that a forgotten flush costs no memory."""
+"""Failed batches kept for the next flush.
+
+Older ones are only counted, so that memory stays bounded without a flush.
+"""
 WINDOW_SPARE = 4
-"""The broker remembers so many batches more than may be in flight."""
+"""The broker remembers this many more batches for duplicate detection than may be in flight."""
 
 
 class Options(NamedTuple):
-    """How a producer sends; see `Producer` for what each means."""
+    """How a producer sends; `Producer` documents the fields."""
 
     acks: int | None
     linger_seconds: float
@@ -148,7 +160,7 @@ class Options(NamedTuple):
 
 
 class Times(Protocol):
-    """What the sender needs of a driver."""
+    """The timer and wake-up functions of a driver."""
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> object: ...
 
@@ -156,14 +168,14 @@ class Times(Protocol):
 
 
 class Sender:
-    """Gathers messages into batches and brings them to their partitions: the producer's core, without I/O.
+    """Gathers messages into batches and sends them to their partitions, without I/O.
 
-    A message goes into the open batch of its partition. A batch is closed, and goes, when it is full, when its linger
-    time is over, or when somebody waits for it and nothing of its stream is under way; what is sent meanwhile rides in
-    the next one, so waiting threads make batches by themselves. Order is kept per partition. Memory is bounded: new
-    batches need room. Everything runs under the driver's lock.
+    A message is appended to the open batch of its partition. A batch is closed and sent when it is full, when its
+    linger time has passed, or when a caller waits for it and its partition sender is idle. Messages sent in the
+    meantime fill the next batch, so waiting threads form batches without a linger time. Order is kept per partition.
+    Memory is bounded: callers check `has_room` before they append. Everything runs under the driver's lock.
 
-    `owner` is the face: what batches' handles talk to.
+    `owner` is the producer object that delivery handles call.
     """
 
     def __init__(
@@ -182,7 +194,7 @@ class Sender:
         self.timeout = options.timeout
         self.identities = Identities(link)
         self.outstanding: dict[Batch, None] = {}
-        """Every batch that is not settled, oldest first."""
+        """Every batch that is not acked or failed, oldest first."""
         self.failures: deque[Batch] = deque(maxlen=FAILURES_REMEMBERED)
         self.used_bytes = 0
         self.lost = self.sent_messages = self.sent_batches = self.sent_bytes = self.failed_messages = 0
@@ -193,15 +205,18 @@ class Sender:
         self.lanes = Lanes(self)
         self.streams = Streams(self)
         self.shared = self.streams.shared(False)
-        """Open batches, by topic, that take any message without a key: what `send`'s short way appends to."""
+        """Open batches, by topic, that accept any message without a key.
+
+        The fast path of `send` appends to them.
+        """
         self._lingering: deque[Batch] = deque()
         self._hurried: list[Batch] = []
         self._room: Flag | None = None
 
         self.overhead_bytes = self._make("", -1, remember=False).overhead_bytes
-        """What a record without key, tag and properties adds to its payload."""
+        """Bytes that a record without key, tag and properties adds to its payload."""
 
-    # What streams use
+    # Used by partition senders
 
     def now(self) -> float:
         return self.link.now()
@@ -212,14 +227,14 @@ class Sender:
 
     @property
     def window(self) -> int:
-        """How many batches of one stream may be in flight."""
+        """How many batches of one partition may be in flight."""
         return max(1, self.link.limits["batches_remembered"] - WINDOW_SPARE)
 
     def later(self, seconds: float, function: Callable[[], None]) -> None:
         self._times.call_later(seconds, function)
 
     def late(self, batch: Batch) -> TfmqError:
-        """Why a batch could not be delivered in its time."""
+        """Return the error for a batch that was not acked before its deadline."""
         outcome = UNKNOWN if batch.attempts else NOT_DONE
         if self.link.state != "ready" and self.link.last_error is not None:
             return ConnectionFailed(self.link.last_error.sentence, outcome=outcome)
@@ -229,7 +244,7 @@ class Sender:
         )
 
     def stored(self, batch: Batch, positions: Sequence[tuple[int, int]], durability: int) -> None:
-        """The broker has it. Nothing, if it was given up before."""
+        """Complete a batch that the broker has stored. Ignored if the batch is already done."""
         if batch.done:
             return
         self.sent_messages += batch.count
@@ -239,7 +254,7 @@ class Sender:
         batch.stored(positions, durability)
 
     def fail(self, batch: Batch, error: TfmqError) -> None:
-        """It cannot be delivered. Nothing, if it is settled already."""
+        """Complete a batch with an error. Ignored if the batch is already done."""
         if batch.done:
             return
         self.failed_messages += batch.count
@@ -248,8 +263,11 @@ class Sender:
         batch.failed(error)
 
     def drop(self, stream: Stream, moving: Sequence[Batch] = ()) -> None:
-        """Forget a partition of a topic that is gone; its next message asks for the topic anew. Those of `moving`,
-        of which nothing is stored, go first.
+        """Remove the sender of a partition of a deleted topic.
+
+        The next send requests the metadata again.
+
+        The batches in `moving`, of which nothing is stored, are rerouted first.
         """
         self.streams.drop(stream)
         self.forget(stream.topic)
@@ -258,28 +276,28 @@ class Sender:
             self.close_batch(stream.open)
 
     def move(self, batch: Batch, gone: Topic) -> None:
-        """Nothing of the batch was stored in the topic that is `gone`: it goes to the one that is made anew."""
+        """Reroute a batch, of which nothing was stored, from a deleted topic to the re-created one."""
         batch.unnumber()
         batch.attempts, batch.bounced, batch.moved_from = 0, None, len(gone.partitions)
-        lane = self.lanes.lane(batch.topic)
-        if lane.topic is None:
-            self.lanes.wait(lane, batch)
+        entry = self.lanes.lane(batch.topic)
+        if entry.topic is None:
+            self.lanes.wait(entry, batch)
         else:
-            self.route(lane.topic, batch, KEYLESS)
+            self.route(entry.topic, batch, KEYLESS)
 
     def forget(self, topic: Topic) -> None:
-        """The topic, or this incarnation of it, is gone."""
+        """Discard the metadata of this incarnation of the topic."""
         self.cluster.forget(topic.name)
         self.lanes.forget(topic)
 
     def close_batch(self, batch: Batch) -> None:
-        """Let an open batch go."""
+        """Close an open batch and queue it for sending."""
         if not batch.is_open:
             return
         self._close(batch)
-        entrance = self.streams.find(batch)
-        if entrance is not None and entrance.open is batch:
-            entrance.open = None
+        buffer = self.streams.find(batch)
+        if buffer is not None and buffer.open is batch:
+            buffer.open = None
         self._enqueue(batch)
 
     def _close(self, batch: Batch) -> None:
@@ -288,13 +306,13 @@ class Sender:
         if shared.get(batch.topic) is batch:
             del shared[batch.topic]
 
-    # What the faces use
+    # Used by the producer
 
     def has_room(self) -> bool:
         return self.used_bytes < self.options.buffer_bytes
 
     def room(self) -> Flag:
-        """Raised as soon as something is settled."""
+        """Return the event that is set when the next batch completes."""
         if self._room is None:
             self._room = Flag()
         return self._room
@@ -302,20 +320,20 @@ class Sender:
     def append(
         self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None
     ) -> Delivery:
-        """Take one message; `payload` is its bytes (None: a tombstone). The caller has seen to room. `called_at`: when
-        it was given, from which a delay counts; None: now.
+        """Append one message; `payload` is its encoded value (None: a tombstone).
 
-        Raises `MessageTooLarge`, `UnknownPartition`, and what a selector raises.
+        The caller has checked `has_room`. `called_at` is the start of a relative delay, in the connection's clock;
+        None: now. Raises `MessageTooLarge`, `UnknownPartition`, and errors of the partition selector.
         """
         self.check_size(0 if payload is None else len(payload))
         part = self.part(message)
         due = due_of(message.delay, message.deliver_at)
-        lane = self.lanes.lane(topic)
-        batch = self._target(lane, message, due is not None)
+        entry = self.lanes.lane(topic)
+        batch = self._target(entry, message, due is not None)
         size = (0 if payload is None else len(payload)) + batch.overhead_bytes + len(part or b"")
         if size > batch.room and batch.payloads:
             self.close_batch(batch)
-            batch = self._target(lane, message, due is not None)
+            batch = self._target(entry, message, due is not None)
         index = batch.add(payload, part, message.tag)
         if due is not None and isinstance(batch, DelayedBatch):
             batch.dues.add(Given(due, self.now() if called_at is None else called_at))
@@ -328,20 +346,21 @@ class Sender:
     def append_many(
         self, topic: str, payloads: list[bytes], size_bytes: int, given: Given | None = None
     ) -> Batch:
-        """Take payloads that make one batch: all without a key, and all due alike. The topic is known, or the batch
-        waits for it.
+        """Make one closed batch of `payloads`: all without a key and with the same due time.
+
+        Takes ownership of the list. The batch waits until the topic is known. Raises `MessageTooLarge`.
         """
         self.check_size(max(map(len, payloads)))
-        lane, delayed = self.lanes.lane(topic), given is not None
+        entry, delayed = self.lanes.lane(topic), given is not None
         before = self.streams.shared(delayed).get(topic)
         if before is not None:
             self.close_batch(before)
         partition = -1
-        if lane.topic is not None:
-            partition = choose_partition(self.selector, lane.topic, KEYLESS)
-            entrance = self.streams.entrance(lane.topic, partition, delayed)
-            if entrance.open is not None:
-                self.close_batch(entrance.open)
+        if entry.topic is not None:
+            partition = choose_partition(self.selector, entry.topic, KEYLESS)
+            buffer = self.streams.entrance(entry.topic, partition, delayed)
+            if buffer.open is not None:
+                self.close_batch(buffer.open)
         batch = self._make(topic, partition, delayed)
         batch.payloads = payloads
         if given is not None and isinstance(batch, DelayedBatch):
@@ -352,7 +371,10 @@ class Sender:
         return batch
 
     def hurry(self, batches: Iterable[Batch], at_once: bool = True) -> None:
-        """Somebody waits for these. `at_once=False`: at the next tick, when others have joined them."""
+        """Close `batches` as soon as their partition senders are idle: a caller waits for them.
+
+        `at_once=False`: at the next tick, so that further messages can be added to them.
+        """
         for batch in batches:
             if batch.is_open and not batch.urgent:
                 batch.urgent = True
@@ -362,19 +384,19 @@ class Sender:
                     self._hurried.append(batch)
 
     def flush(self) -> list[Batch]:
-        """Let every open batch go; everything that is not settled."""
+        """Close every open batch. Return all batches that are not done."""
         for batch in [each for each in self.outstanding if each.is_open]:
             self.close_batch(batch)
         return list(self.outstanding)
 
     def take_failures(self) -> list[Delivery]:
-        """The failed deliveries at which nobody has looked; each is told once."""
+        """Return the failed deliveries that no caller has inspected. Each is returned once."""
         found = [delivery for batch in self.failures for delivery in batch.unseen()]
         self.failures.clear()
         return found
 
     def abandon(self, error: TfmqError) -> int:
-        """Give up what is not settled; how many messages that were."""
+        """Fail all batches that are not done. Return their number of messages."""
         count = 0
         for batch in list(self.outstanding):
             count += batch.count or len(batch.payloads)
@@ -383,11 +405,11 @@ class Sender:
         return count
 
     def orphan(self) -> None:
-        """In a forked child: the parent sends these, nobody here does."""
+        """In a forked child: fail all batches without callbacks. The parent process sends them."""
         for batch in list(self.outstanding):
             batch.callbacks, batch.user_callbacks = [], None
             batch.failed(
-                Abandoned("It belongs to the process that forked; that one sends it.", outcome=UNKNOWN)
+                Abandoned("The message belongs to the parent process, which sends it.", outcome=UNKNOWN)
             )
 
     # A ticker of the driver
@@ -413,15 +435,19 @@ class Sender:
         self.lanes.expire(now)
         self.streams.tick(now)
 
-    # Inside
+    # Internal
 
     def _go(self, batch: Batch) -> None:
-        """Close an urgent batch, unless something of its stream is under way: then it goes with its answer."""
-        entrance = self.streams.find(batch)
-        if entrance is None or entrance.idle:
+        """Close an urgent batch if its partition sender is idle.
+
+        Otherwise it is closed when the batches in flight are answered.
+        """
+        buffer = self.streams.find(batch)
+        if buffer is None or buffer.idle:
             self.close_batch(batch)
 
     def check_size(self, size_bytes: int) -> None:
+        """Raises `MessageTooLarge` if a payload exceeds the broker's limit."""
         most = (
             self.link.hello.limits.get("message_bytes", MESSAGE_BYTES) if self.link.hello else MESSAGE_BYTES
         )
@@ -432,39 +458,39 @@ class Sender:
             )
 
     def part(self, message: Message) -> bytes | None:
-        """The attribute part of a message that does not share its batch's."""
+        """Return the attribute bytes of the message; None if the batch's shared ones are sufficient."""
         if message.key is None and not message.tag and not message.properties:
             return None
         born_ms = int(self._wall_clock() * 1000)
         return attribute_part(encode_attribute(born_ms, message.key, message.tag, message.properties))  # type: ignore[arg-type]
 
-    def _target(self, lane: Lane, message: Message, delayed: bool) -> Batch:
-        """The open batch for `message`."""
-        topic, all_shared = lane.topic, self.streams.shared(delayed)
+    def _target(self, entry: Lane, message: Message, delayed: bool) -> Batch:
+        """Return the open batch for `message`; create one if there is none."""
+        topic, all_shared = entry.topic, self.streams.shared(delayed)
         any_partition = message.partition is None and message.key is None and self.selector.per_batch
         if any_partition:
-            shared = all_shared.get(lane.name)
+            shared = all_shared.get(entry.name)
             if shared is not None and shared.is_open:
                 return shared
         if topic is None:
-            self.lanes.ask(lane)
-            batch = self._make(lane.name, -1, delayed)
+            self.lanes.ask(entry)
+            batch = self._make(entry.name, -1, delayed)
             if any_partition:
-                all_shared[lane.name] = batch
+                all_shared[entry.name] = batch
                 self._lingering.append(batch)
-            else:  # its partition is chosen when the topic is known, so it travels alone
+            else:  # Its partition is chosen when the topic is known, so the message gets a batch of its own.
                 batch.leaves_at = 0.0
-                self.lanes.wait(lane, batch, message)
+                self.lanes.wait(entry, batch, message)
             return batch
-        entrance = self.streams.entrance(topic, choose_partition(self.selector, topic, message), delayed)
-        if entrance.open is None:
-            entrance.open = self._make(lane.name, entrance.partition, delayed)
-            self._lingering.append(entrance.open)
-            if self.cluster.stale(lane.name) and not lane.asking:
-                self.lanes.ask(lane)
+        buffer = self.streams.entrance(topic, choose_partition(self.selector, topic, message), delayed)
+        if buffer.open is None:
+            buffer.open = self._make(entry.name, buffer.partition, delayed)
+            self._lingering.append(buffer.open)
+            if self.cluster.stale(entry.name) and not entry.asking:
+                self.lanes.ask(entry)
         if any_partition:
-            all_shared[lane.name] = entrance.open
-        return entrance.open
+            all_shared[entry.name] = buffer.open
+        return buffer.open
 
     def _make(self, topic: str, partition: int, delayed: bool = False, remember: bool = True) -> Batch:
         born_ms = int(self._wall_clock() * 1000)
@@ -477,24 +503,27 @@ class Sender:
         return batch
 
     def _enqueue(self, batch: Batch) -> None:
-        """A closed batch takes its place in the order of its partition, or waits until its topic is known."""
+        """Queue a closed batch at its partition sender, or until its topic is known."""
         self.used_bytes += batch.size_bytes
-        lane = self.lanes.lane(batch.topic)
-        if lane.topic is None:
-            self.lanes.wait(lane, batch)
+        entry = self.lanes.lane(batch.topic)
+        if entry.topic is None:
+            self.lanes.wait(entry, batch)
         else:
-            self.route(lane.topic, batch, KEYLESS)
+            self.route(entry.topic, batch, KEYLESS)
 
     def route(self, topic: Topic, batch: Batch, message: Message) -> None:
-        """Bring a closed batch to its stream; `message` decides where its partition is still open."""
+        """Queue a closed batch at its partition sender.
+
+        `message` decides the partition if none is chosen yet.
+        """
         try:
             partition = batch.partition
             if partition < 0:
                 partition = choose_partition(self.selector, topic, message)
             if batch.moved_from not in (0, len(topic.partitions)):
                 raise UnknownTopic(
-                    f"The topic {topic.name} was deleted, and made anew with another number of partitions: the"
-                    " messages that were on their way are not stored. Send them again.",
+                    f"The topic {topic.name} was deleted and re-created with another number of partitions: the"
+                    " messages in flight are not stored. Send them again.",
                     outcome=NOT_DONE,
                 )
             if partition >= len(topic.partitions):
@@ -506,13 +535,14 @@ class Sender:
         self.streams.entrance(topic, partition, isinstance(batch, DelayedBatch)).push(batch)
 
     def refuse(self, batch: Batch, error: TfmqError) -> None:
-        """Fail a batch that is not with a stream yet, open or not."""
+        """Fail a batch, open or closed, that has no partition sender yet."""
         if batch.is_open:
             self._close(batch)
             self.used_bytes += batch.size_bytes
         self.fail(batch, error)
 
     def _settled(self, batch: Batch) -> None:
+        """Release the memory accounting of a batch and wake callers that wait for buffer space."""
         if self.outstanding.pop(batch, self) is None:
             self.used_bytes -= batch.size_bytes
         if self._room is not None:
@@ -521,7 +551,7 @@ class Sender:
 
 
 class ProducerContext(Protocol):
-    """What transactions and the store-and-forward queue use of the producer that they belong to."""
+    """The part of a producer that transactions and the store-and-forward queue use."""
 
     link: Link
     sender: Sender
@@ -534,7 +564,7 @@ class ProducerContext(Protocol):
     wall_clock: Callable[[], float]
 
     def check_open(self) -> None:
-        """Raises `Closed`."""
+        """Raises `Closed` after the producer was closed."""
         ...
 
     def message(self, topic: str, payload: Any, *args: Any, **options: Any) -> Message: ...
@@ -550,11 +580,8 @@ class ProducerContext(Protocol):
         ...
 
 
-# All streams of one producer: one for each partition, and one for what is delayed.
-
-
 class Entrance(Protocol):
-    """Where batches for one partition gather and go in: its stream, or its door to the stream of delayed ones."""
+    """Collects batches for one partition: its sender, or its buffer in the delayed sender."""
 
     topic: Topic
     partition: int
@@ -567,7 +594,10 @@ class Entrance(Protocol):
 
 
 class Streams:
-    """Runs under the driver's lock, as its sender does."""
+    """The partition senders of one producer, and its sender for delayed messages.
+
+    Runs under the driver's lock.
+    """
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -579,16 +609,16 @@ class Streams:
         return iter((*self.plain.values(), self.delayed))
 
     def shared(self, delayed: bool) -> dict[str, Batch]:
-        """The open batches, by topic, that take any message without a key."""
+        """Return the open batches, by topic, that accept any message without a key."""
         return self._shared[delayed]
 
     def without_partition(self, topic: str) -> list[Batch]:
-        """Those that gather until it is known which partitions the topic has."""
+        """Return the open batches of a topic whose partitions are not known yet."""
         found = [shared.get(topic) for shared in self._shared]
         return [batch for batch in found if batch is not None and batch.partition < 0]
 
     def entrance(self, topic: Topic, partition: int, delayed: bool) -> Entrance:
-        """Of a partition of this incarnation of the topic; made if there is none."""
+        """Return the buffer of a partition of this incarnation of the topic; create it if missing."""
         if delayed:
             return self.delayed.door(topic, partition)
         key = (topic.name, partition)
@@ -596,8 +626,9 @@ class Streams:
         if stream is None or stream.topic.incarnation != topic.incarnation:
             before = stream
             if before is not None and before.open is not None:
-                gathered, before.open = before.open, None
-                self._sender.close_batch(gathered)  # which may make the stream that is asked for
+                open_batch, before.open = before.open, None
+                # Closing the batch may create the sender that was asked for.
+                self._sender.close_batch(open_batch)
                 return self.entrance(topic, partition, delayed)
             stream = self.plain[key] = Stream(self._sender, topic, partition)
             if before is not None and (not before.idle or before.state == "held"):
@@ -605,24 +636,24 @@ class Streams:
         return stream
 
     def find(self, batch: Batch) -> Entrance | None:
-        """Where `batch` gathers, if its partition is known."""
+        """Return the buffer in which `batch` gathers messages; None if its partition is not chosen."""
         key = (batch.topic, batch.partition)
         if isinstance(batch, DelayedBatch):
             return self.delayed.doors.get(key)
         return self.plain.get(key)
 
     def drop(self, stream: Stream) -> None:
-        """Forget the stream of a partition that is gone."""
+        """Remove the sender of a partition that was deleted."""
         key = (stream.topic.name, stream.partition)
         if self.plain.get(key) is stream:
             del self.plain[key]
 
     def next_time(self) -> float:
-        """When the first batch that waits is too late."""
+        """Return the earliest deadline of a queued batch."""
         return min(stream.next_time() for stream in self)
 
     def tick(self, now: float) -> None:
-        """Fail what waited too long, send what may go."""
+        """Fail the batches whose deadline has passed; send what may be sent."""
         for stream in self:
             if stream.queue:
                 stream.expire(now)

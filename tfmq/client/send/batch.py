@@ -1,8 +1,8 @@
-"""A batch on its way, and the light handles on the messages in it.
+"""Batches of messages, and the delivery handles of their messages.
 
-A batch gathers payloads while it is open, is encoded once when it is numbered, and is done when the broker answered
-or it failed. Handles are tuples of a batch and an index: nothing is made per message but them, and the offset of a
-message is worked out when somebody asks.
+A batch gathers payloads while it is open, is encoded once when its producer sequence is assigned, and is done when the
+broker has replied or it failed. A handle is a tuple of batch and index. The offset of a message is computed only on
+request, so that no other object is created per message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Owner(Protocol):
-    """What a batch's handles need of the producer that made it."""
+    """The part of a producer that delivery handles use."""
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
         """Wait until all are done. Raises `TimedOut`."""
@@ -38,12 +38,12 @@ class Owner(Protocol):
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]: ...
 
     def call_back(self, callback: Callable[[], object]) -> None:
-        """Run `callback` outside of every lock, soon."""
+        """Schedule `callback` to run outside of every lock."""
         ...
 
 
 class Batch(Waitable):
-    """Messages for one partition (`partition` -1: not chosen yet) that travel together."""
+    """Messages for one partition that are sent together. `partition` -1: not chosen yet."""
 
     __slots__ = (
         "attempts",
@@ -82,15 +82,15 @@ class Batch(Waitable):
         self.topic = topic
         self.partition = partition
         self.room = room
-        """Bytes that still fit."""
+        """Bytes that can still be added."""
         self.size_bytes = 0
         self.leaves_at = leaves_at
-        """When it goes at the latest."""
+        """When the batch is closed at the latest."""
         self.deadline = float("inf")
-        """When it fails."""
+        """When the batch fails."""
         self.part = attribute_part(encode_attribute(born_ms))
         self.overhead_bytes = HEADER_SIZE + len(self.part)
-        """What a record without key, tag and properties adds to its payload."""
+        """Bytes that a record without key, tag and properties adds to its payload."""
         self.payloads: list[bytes] = []
         self.parts: list[bytes] | None = None
         self.flags: list[int] | None = None
@@ -102,17 +102,17 @@ class Batch(Waitable):
         self.attempts = 0
         self.bounced: TfmqError | None = None
         self.moved_from = 0
-        """How many partitions the topic had that was deleted before this came there; 0: it was for no such topic."""
+        """Number of partitions of the deleted topic that the batch was rerouted from; else 0."""
         self.error: TfmqError | None = None
         self.positions: Sequence[tuple[int, int]] = ()
         self.durability = ""
         self.looked_at: set[int] | None = None
         self.user_callbacks: list[Callable[[Batch], object]] | None = None
 
-    # While it is open
+    # While the batch is open
 
     def add(self, payload: bytes | None, part: bytes | None, tag: str | None) -> int:
-        """Append one message (part None: the shared one); its index."""
+        """Append one message and return its index. `part` None: the shared attribute bytes."""
         index = len(self.payloads)
         flag = tag_flag(tag) if tag else 0
         if payload is None:
@@ -131,20 +131,20 @@ class Batch(Waitable):
         return index
 
     def close(self, full_room: int) -> None:
-        """Nothing is added any more. `full_room` is the room that it was opened with."""
+        """Close the batch for further messages. `full_room` is its initial capacity in bytes."""
         self.is_open = False
         self.count = len(self.payloads)
         self.size_bytes = full_room - self.room
         self.room = 0
 
-    # On its way
+    # While the batch is being sent
 
     def place(self, topic: Topic, partition: int) -> None:
-        """Where it goes is decided."""
+        """Set the partition that the batch is sent to."""
         self.partition = partition
 
     def number(self, producer_id: int, sequence: int) -> Encoded:
-        """Give it its place in a stream: encode it, or give the encoded records other ids."""
+        """Assign the producer sequence. Encode the records, or change the ids of encoded records."""
         if self.encoded is not None:
             if (self.producer_id, self.sequence) != (producer_id, sequence):
                 self.encoded = readdress(self.encoded, producer_id, sequence)
@@ -159,7 +159,7 @@ class Batch(Waitable):
         return self.encoded
 
     def unnumber(self) -> None:
-        """Its place is open again; `number` gives the next one."""
+        """Clear the producer sequence; `assign_sequence` sets the next one."""
         self.producer_id = 0
 
     @property
@@ -167,12 +167,13 @@ class Batch(Waitable):
         return self.sequence + self.count - 1
 
     def stored(self, positions: Sequence[tuple[int, int]], durability: int) -> None:
-        """The broker has it; `positions` may be () where they are not known."""
+        """Complete the batch as stored. `positions` may be () where they are unknown."""
         self.positions = positions
         self.durability = DURABILITY[durability]
         self._finish()
 
     def failed(self, error: TfmqError) -> None:
+        """Complete the batch with an error."""
         self.error = error
         self._finish()
 
@@ -189,10 +190,10 @@ class Batch(Waitable):
                 self.owner.call_back(_Bound(callback, self))
             self.user_callbacks = None
 
-    # What became of it
+    # Results
 
     def offset_of(self, index: int) -> int | None:
-        """The offset of message `index`; None where the broker did not say."""
+        """Return the offset of message `index`; None where the broker did not return it."""
         if not self.positions or self.encoded is None:
             return None
         place = bisect_right(self.positions, index, key=_first_record) - 1
@@ -200,7 +201,7 @@ class Batch(Waitable):
         return offset + self.encoded.start_of(index) - self.encoded.start_of(first)
 
     def result_of(self, index: int, count: int = 1) -> SendResult:
-        """What became of `count` messages from `index` on. Raises what the batch failed with."""
+        """Return the result of `count` messages from `index` on. Raises the error of the batch."""
         if self.error is not None:
             self.look(index, count)
             raise self.error
@@ -210,24 +211,24 @@ class Batch(Waitable):
         )
 
     def results_of(self, first: int, count: int) -> SendResult:
-        """One entry for `count` messages that were sent together. Raises as `result_of`."""
+        """Return one result for `count` messages sent together. Raises as `result_of`."""
         return self.result_of(first, count)
 
     def look(self, index: int, count: int) -> None:
-        """Somebody saw what became of these."""
+        """Record that the caller has seen the outcome of these messages."""
         if self.looked_at is None:
             self.looked_at = set()
         self.looked_at.update(range(index, index + count))
 
     def unseen(self) -> list[Delivery]:
-        """The deliveries of a failed batch at which nobody has looked."""
+        """Return the deliveries of a failed batch whose outcome no caller has seen."""
         if self.error is None:
             return []
         seen = self.looked_at or ()
         return [Delivery((self, index)) for index in range(self.count) if index not in seen]
 
     def when_finished(self, callback: Callable[[Batch], object]) -> None:
-        """Run `callback(self)` outside of every lock once it is done."""
+        """Run `callback(self)` outside of every lock once the batch is done."""
         if self.done:
             self.owner.call_back(_Bound(callback, self))
         elif self.user_callbacks is None:
@@ -254,15 +255,15 @@ def _first_record(position: tuple[int, int]) -> int:
 
 
 class Delivery(tuple[Batch, int]):
-    """The handle on one message that was sent. Cheap: keep as many as you like, or none."""
+    """The handle on one sent message. It costs little memory; keep as many as needed, or none."""
 
     __slots__ = ()
 
     def result(self, timeout: float | None = None) -> SendResult:
-        """What became of it. Waits at most `timeout` seconds (None: until it is delivered or has failed).
+        """Return the send result. Waits at most `timeout` seconds (None: until delivered or failed).
 
-        Raises what it failed with, `TimedOut` when the wait was too short, and in the asyncio face `NotAllowed` if
-        it is not done: await it there.
+        Raises the error of the send, `TimedOut` if it is not done in time, and in the asyncio API `NotAllowed` if it is
+        not done: use `await` there.
         """
         batch, index = self
         if not batch.done:
@@ -270,22 +271,25 @@ class Delivery(tuple[Batch, int]):
         return batch.result_of(index)
 
     def done(self) -> bool:
-        """Whether `result` would return, or raise, at once."""
+        """Return whether `result` would return or raise at once."""
         return self[0].done
 
     def error(self) -> TfmqError | None:
-        """What it failed with, if it has; reading it counts as having looked."""
+        """Return the error, or None if there is none so far. Marks the outcome as seen."""
         batch, index = self
         if batch.error is not None:
             batch.look(index, 1)
         return batch.error
 
     def peek(self) -> TfmqError | None:
-        """As `error`, without counting as having looked."""
+        """Return the error as `error` does, without marking the outcome as seen."""
         return self[0].error
 
     def add_callback(self, callback: Callable[[Delivery], object]) -> None:
-        """Call `callback(self)` once it is done, in whichever thread reads; it must not wait for the broker."""
+        """Call `callback(self)` once it is done, in the thread that reads replies.
+
+        The callback must not wait for the broker.
+        """
         self[0].when_finished(lambda _: callback(self))
 
     def __await__(self) -> Generator[Any, None, SendResult]:
@@ -309,7 +313,7 @@ class Deliveries:
         self.complete = False
 
     def add(self, batch: Batch, first: int, count: int) -> None:
-        """`count` more messages, from `first` of `batch` on."""
+        """Add `count` messages of `batch`, starting at index `first`."""
         if self.runs:
             last, start, length = self.runs[-1]
             if last is batch and start + length == first:
@@ -318,7 +322,7 @@ class Deliveries:
         self.runs.append((batch, first, count))
 
     def __len__(self) -> int:
-        """How many messages."""
+        """Return the number of messages."""
         return sum(count for _, _, count in self.runs)
 
     @property
@@ -326,9 +330,9 @@ class Deliveries:
         return list(dict.fromkeys(batch for batch, _, _ in self.runs))
 
     def result(self, timeout: float | None = None) -> list[SendResult]:
-        """What became of them, one entry for each batch: its `count`, the first one's offset and id.
+        """Return the results, one per batch: with its `count` and the first message's offset and id.
 
-        Waits at most `timeout` seconds. Raises what the first failed batch failed with, or `TimedOut`.
+        Waits at most `timeout` seconds. Raises the error of the first failed batch, or `TimedOut`.
         """
         self.owner.wait_for(self.batches, timeout)
         return self._results()
@@ -337,11 +341,14 @@ class Deliveries:
         return [batch.results_of(first, count) for batch, first, count in self.runs]
 
     def done(self) -> bool:
-        """Whether `result` would return, or raise, at once."""
+        """Return whether `result` would return or raise at once."""
         return all(batch.done for batch, _, _ in self.runs)
 
     def add_callback(self, callback: Callable[[Deliveries], object]) -> None:
-        """Call `callback(self)` once all are done, in whichever thread reads; it must not wait for the broker."""
+        """Call `callback(self)` once all are done, in the thread that reads replies.
+
+        The callback must not wait for the broker.
+        """
         left = set(self.batches)
 
         def finished(batch: Batch) -> None:
@@ -362,11 +369,11 @@ class Deliveries:
         return f"<Deliveries of {len(self)} messages in {len(self.batches)} batches>"
 
 
-# A batch of delayed messages: as any other, with their dues beside, and handles instead of offsets.
-
-
 class HandledBatch(Batch):
-    """A batch whose messages may have handles: None until the broker has told them, or where it tells none."""
+    """A batch whose messages may have handles of delayed messages instead of offsets.
+
+    `handles` is None until the broker has returned them, and where it returns none.
+    """
 
     __slots__ = ("handles",)
 
@@ -375,7 +382,7 @@ class HandledBatch(Batch):
         self.handles: Handles | None = None
 
     def take_handles(self, told: Told | TransactionDelayed | None) -> None:
-        """What the broker answered, if it did, and as far as it fits this batch."""
+        """Store the handles of the reply. Ignored if it has none, or if they do not match the batch."""
         if told is None:
             return
         dues = self._dues(told.dues)
@@ -383,7 +390,7 @@ class HandledBatch(Batch):
             self.handles = Handles(told.store_id, told.log_id, told.first_number, dues)
 
     def _dues(self, packed: bytes) -> array[int]:
-        """Due times as the answer has them."""
+        """Decode the due times of the reply."""
         return read_dues(packed)
 
     def result_of(self, index: int, count: int = 1) -> SendResult:
@@ -398,7 +405,7 @@ class HandledBatch(Batch):
 
 
 class DelayedBatch(HandledBatch):
-    """Messages for one partition that wait at the broker until each is due."""
+    """Messages for one partition that the broker holds until each is due."""
 
     __slots__ = ("dues", "home")
 
@@ -408,7 +415,7 @@ class DelayedBatch(HandledBatch):
         super().__init__(owner, topic, partition, room, born_ms, leaves_at)
         self.dues = Dues()
         self.home: Topic | None = None
-        """The topic as it was known when the partition was chosen."""
+        """The topic's metadata at the time when the partition was chosen."""
 
     def place(self, topic: Topic, partition: int) -> None:
         super().place(topic, partition)

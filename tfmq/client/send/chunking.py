@@ -1,4 +1,4 @@
-"""The payloads of one `send_many`: taken from the caller's iterable in chunks that fill batches, and cut to them."""
+"""Reads the payloads of one `send_many` in chunks and divides them into batches."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from tfmq.client.send.delivery_time import AT_ONCE, When
 from tfmq.message import Message, text_bytes
 
 CHUNK_COUNT: Final = 500
-"""How many payloads are taken first, to see how large they are."""
+"""How many payloads the first chunk has. Their size decides how many to read next."""
 CHUNK_COUNT_MAX: Final = 50_000
 FILLING: Final = 0.95
-"""Then as many as fill a batch to so much, by the average of the last ones; what is too much is cut off."""
+"""The fraction of a batch that the next chunk should fill.
+
+It is estimated from the average size of the last chunk. Payloads that do not fit are put into a further batch.
+"""
 PLAIN_TYPES: Final = frozenset((bytes, str))
 
 
 class Taking:
-    """Takes the next payloads when a driver goes through what is waited for, so outside of its lock: it is code of
-    the caller that runs then; it may take its time, and may even send.
+    """Reads the next chunk of payloads when a driver iterates over the awaited futures.
+
+    A driver does so outside of its lock. The iterable is the caller's code: it may block, and may itself send.
     """
 
     def __init__(self, payloads: Iterable[Any]) -> None:
@@ -38,7 +42,7 @@ class Taking:
         return iter(())
 
     def plain(self) -> list[bytes] | None:
-        """The chunk as bytes; None if anything in it is neither bytes nor text."""
+        """Return the chunk as bytes; None if it has an item that is neither bytes nor text."""
         types = set(map(type, self.chunk))
         if not types <= PLAIN_TYPES:
             return None
@@ -47,13 +51,13 @@ class Taking:
         return [text_bytes(each) if type(each) is str else each for each in self.chunk]
 
     def adjust(self, size_bytes: int, batch_bytes: int) -> None:
-        """The last chunk's records have `size_bytes`: take as many next time as fill a batch."""
+        """Set the size of the next chunk; the records of the last one have `size_bytes`."""
         fitting = FILLING * batch_bytes * len(self.chunk) / size_bytes
         self.count = max(1, min(CHUNK_COUNT_MAX, int(fitting)))
 
 
 def in_time(item: Any, when: When) -> Message:
-    """One of many as a message, with the time that all of them have, unless it has one of its own."""
+    """Return the item as a message. Without a delivery time of its own it gets `when`."""
     message = item if isinstance(item, Message) else Message(item)
     own = message.delay is not None or message.deliver_at is not None
     if own or when == AT_ONCE:
@@ -62,7 +66,10 @@ def in_time(item: Any, when: When) -> Message:
 
 
 def cut(sizes: Sequence[int], batch_bytes: int, overhead: int) -> list[int]:
-    """Where batches end: behind the last payload that fits, and each has one."""
+    """Return the end index of each batch: after the last payload that fits.
+
+    Each batch has at least one payload.
+    """
     ends = list(accumulate([size + overhead for size in sizes]))
     if ends[-1] <= batch_bytes:
         return [len(sizes)]

@@ -1,8 +1,8 @@
-"""When delayed messages are due: from what users give to what the wire carries.
+"""Delivery times of delayed messages: from user values to the values in requests.
 
-A due is one number, as `docs/protocol.md` has it: a delay in ms with the top bit set, or a moment, ms since 1970.
-A delay counts from the call. So what a message waited here, for its batch, for room, for a broker that was away, is
-taken off each time it goes out: it is neither early nor later than need be.
+A due time is one number, see `docs/protocol.md`: a delay in ms with the top bit set, or a time in ms since 1970. A
+delay starts at the call of `send`. The time that a message waits in the client, for its batch, for buffer space or for
+a connection, is subtracted each time it is sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Moment = datetime | float
 
 
 class When(NamedTuple):
-    """What users say of the time of many messages."""
+    """The delivery time that applies to all messages of one call."""
 
     delay: Delay | None = None
     deliver_at: Moment | None = None
@@ -40,11 +40,11 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _DUE_BYTES: Final = 8
 HALF_MICROSECOND: Final = 0.0005
-"""In ms: what a float is off by, where 0.1 + 0.2 is not 0.3 and 1800000000.123 lies beside itself."""
+"""In ms: the tolerance for rounding errors of floats, such as 0.1 + 0.2."""
 
 
 def due_of(delay: Delay | None, deliver_at: Moment | None) -> int | None:
-    """The due that these mean; None where neither is given.
+    """Return the due time as a number; None if neither argument is given.
 
     Raises `TypeError` for both at once, for what is neither a number nor a time, and for a datetime without a time
     zone; `BadRequest` for numbers that are no time, a delay below 0 or above `DELAY_DAYS_MAX`, and a moment after the
@@ -78,7 +78,10 @@ def _refuse_long(delay_ms: int) -> int:
 
 
 def _refuse_negative(delay: Delay, is_negative: bool) -> None:
-    """Raises BadRequest. A difference of two times in the wrong order would be sent at once."""
+    """Raises `BadRequest` for a negative delay.
+
+    A negative delay is usually the difference of two times in the wrong order; it would be sent at once.
+    """
     if is_negative:
         raise BadRequest(
             f"A delay of {delay}{'' if isinstance(delay, timedelta) else ' seconds'} is before now: give 0 or more, or"
@@ -87,7 +90,10 @@ def _refuse_negative(delay: Delay, is_negative: bool) -> None:
 
 
 def _deliver_at_ms(moment: Moment) -> int:
-    """Milliseconds taken for seconds would be a message that never comes."""
+    """Return ms since 1970. Raises as `due_of`.
+
+    Rejects numbers after the year 9999: they are probably milliseconds instead of seconds.
+    """
     milliseconds = moment_ms(moment)
     if milliseconds > BORN_MS_MAX and not isinstance(moment, datetime):
         raise BadRequest(
@@ -97,7 +103,7 @@ def _deliver_at_ms(moment: Moment) -> int:
 
 
 def moment_ms(moment: Moment) -> int:
-    """Ms since 1970; what is before, is 0. Raises as `due_of`."""
+    """Return ms since 1970; 0 for earlier times. Raises as `due_of`."""
     if isinstance(moment, datetime):
         if moment.tzinfo is None or moment.utcoffset() is None:
             raise TypeError(
@@ -113,8 +119,9 @@ def moment_ms(moment: Moment) -> int:
 
 
 def _is_number(value: object) -> bool:
-    """Whether it counts seconds: truth values do not, and numpy's times, which call themselves whole numbers, count
-    something else.
+    """Return whether the value is a number of seconds.
+
+    Excludes booleans, and numpy's times, which are registered as integers but have another unit.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
@@ -122,8 +129,10 @@ def _is_number(value: object) -> bool:
 
 
 def _in_ms(what: str, seconds: float) -> int:
-    """Rounded up, so that nothing is early; a float is taken for what it was written as, to the microsecond. Numbers of
-    other libraries have bounds, and behind these wrong products.
+    """Convert seconds to ms, rounded up so that no message is early. Raises `BadRequest`.
+
+    A float is rounded to the microsecond first. Conversion to int or float comes before the product, because the number
+    types of other libraries can overflow.
     """
     try:
         whole = isinstance(seconds, Integral)
@@ -136,15 +145,16 @@ def _in_ms(what: str, seconds: float) -> int:
 
 
 class Given(NamedTuple):
-    """A due, and when somebody gave it, in the clock of `Dues.packed`."""
+    """A due time, and the time of the call in the clock of `DueTimes.pack`."""
 
     due: int
     called_at: float
 
 
 class Dues:
-    """The dues of a batch's messages, in order: runs of messages with the same one, so that a thousand that were
-    sent together cost as much as one, and one alone 20 bytes.
+    """The due times of a batch's messages in order, stored as runs of equal values.
+
+    A run takes 20 bytes, however many messages it has.
     """
 
     __slots__ = ("_called_at", "_counts", "_dues", "count")
@@ -156,7 +166,7 @@ class Dues:
         self._called_at = array("d")
 
     def add(self, given: Given, count: int = 1) -> None:
-        """`count` more messages."""
+        """Add the due time of `count` messages."""
         due, called_at = given
         self.count += count
         if (
@@ -172,11 +182,14 @@ class Dues:
 
     @property
     def runs(self) -> int:
-        """How many different ones follow each other."""
+        """The number of runs."""
         return len(self._counts)
 
     def packed(self, now: float) -> bytes:
-        """What goes out at `now`: one u64 a message; delays are shorter by what is over of them."""
+        """Return the request field at `now`: one u64 per message.
+
+        Delays are reduced by the elapsed time.
+        """
         columns = zip(self._counts, self._dues, self._called_at, strict=True)
         return b"".join(
             [
@@ -186,13 +199,16 @@ class Dues:
         )
 
     def packed_whole(self) -> bytes:
-        """As they were given: what counts from a commit has not begun to pass."""
+        """Return the request field with the original delays, for delays that start at a commit."""
         columns = zip(self._counts, self._dues, strict=True)
         return b"".join([due.to_bytes(_DUE_BYTES, "big") * count for count, due in columns])
 
 
 def left(due: int, called_at: float, now: float) -> int:
-    """What is left at `now` of a due that was given at `called_at`; a moment stays what it is."""
+    """Return the remaining delay at `now` of a delay set at `called_at`.
+
+    Absolute times are returned unchanged.
+    """
     if due < DUE_RELATIVE:
         return due
     over_ms = max(0, int((now - called_at) * 1000))

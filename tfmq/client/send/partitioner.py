@@ -1,7 +1,7 @@
-"""Which partition a message goes to: the plug-in interface and the selectors that come with tfmq.
+"""Choice of the partition for a message: the plug-in interface and the built-in selectors.
 
-A selector is given to `Producer(selector=...)` as an object, or as the name of an entry point of the group
-`tfmq.partition_selectors`. It is asked under the producer's lock and must not wait.
+`Producer(selector=...)` takes an object, or the name of an entry point of the group `tfmq.partition_selectors`. A
+selector is called under the producer's lock and must not block.
 """
 
 from __future__ import annotations
@@ -26,19 +26,24 @@ class PartitionSelector(ABC):
     """Chooses a partition for each message. `get_partition` returns one of `partitions`."""
 
     per_batch = False
-    """True: the choice for a message without a key may serve all such messages of one batch, so that small topics'
-    many partitions do not cut batches into crumbs."""
+    """True: one choice may serve all messages without a key in a batch.
+
+    This avoids many small batches on topics with many partitions.
+    """
 
     strict = False
-    """True: it is asked about every message, also one that names its partition, or whose topic has only one."""
+    """True: called for every message, also if it names a partition or its topic has only one."""
 
     @abstractmethod
     def get_partition(self, topic: str, partitions: Sequence[Partition], message: Message) -> Partition:
-        """The partition for `message`; `partitions` is in order of number and never empty."""
+        """Return the partition for `message`. `partitions` is ordered by number and never empty."""
 
 
 class RoundRobin(PartitionSelector):
-    """One partition after the other, passing over those that take no writes. It moves on with every batch."""
+    """Uses the partitions in turn, without those that accept no writes.
+
+    Advances with every batch.
+    """
 
     per_batch = True
 
@@ -58,8 +63,9 @@ class RoundRobin(PartitionSelector):
 
 
 class KeyHash(PartitionSelector):
-    """The partition that the key's CRC-32 names, so that one key keeps its order, from every process and language,
-    as long as the topic does not grow. Without a key: round robin.
+    """Chooses the partition by the CRC-32 of the key, the same in every process and language.
+
+    Messages of one key stay in order as long as the topic does not grow. Without a key: round robin.
     """
 
     per_batch = True
@@ -76,7 +82,7 @@ class KeyHash(PartitionSelector):
 
 
 class Random(PartitionSelector):
-    """Any partition that takes writes, by chance; `choose` picks one of a sequence."""
+    """Chooses a random partition that accepts writes; `choose` picks one item of a sequence."""
 
     per_batch = True
 
@@ -91,8 +97,9 @@ class Random(PartitionSelector):
 
 
 def find_selector(selector: PartitionSelector | str | None) -> PartitionSelector:
-    """The selector to use: an object as it is, a name by entry point, None the default (`KeyHash`, which is round
-    robin for messages without a key). Raises `BadRequest` for a name that nobody provides.
+    """Return the selector: an object unchanged, a name by entry point, None as `KeyHash`.
+
+    Raises `BadRequest` for a name without an entry point and for an object without `get_partition`.
     """
     if selector is None:
         return KeyHash()
@@ -115,7 +122,10 @@ def _load(name: str) -> PartitionSelector:
 
 
 def choose_partition(selector: PartitionSelector, topic: Topic, message: Message) -> int:
-    """The number of the partition that `message` names, or else `selector` chooses. Raises `UnknownPartition`."""
+    """Return the number of the partition that `message` names, or that `selector` chooses.
+
+    Raises `UnknownPartition`, and the errors of the selector.
+    """
     partitions = topic.partitions
     if selector.strict:
         return selector.get_partition(topic.name, partitions, message).number
@@ -130,27 +140,29 @@ def choose_partition(selector: PartitionSelector, topic: Topic, message: Message
     return selector.get_partition(topic.name, partitions, message).number
 
 
-# Ordered sending to configured partitions, and to no other: the selector, and where messages stay meanwhile.
-
 STORE_BYTES_MAX: Final = 1 << 30
-"""So much is kept for partitions that take no writes; then sends fail. A day of 12 kB a second."""
+"""Bytes kept for partitions that accept no writes; further sends fail. A day at 12 kB/s."""
 
 
 class StrictPartitions(PartitionSelector):
-    """Sends to the configured partitions of each topic and never to another one, so that order holds whatever fails.
+    """Sends only to the configured partitions of each topic, so that order survives any failure.
 
         selector = tfmq.StrictPartitions({"orders": [0, 1]}, store="/var/lib/shop/orders.db")
         producer = tfmq.Producer(selector=selector)
 
-    Among several the key chooses (as ever the same one for a key); without a key they take turns.
+    Among several partitions the key decides, always the same partition for a key; messages without a key use them in
+    turn.
 
-    `partitions`: topic -> numbers. A topic that is not among them is refused (`BadRequest`), and so is a message for
-    another partition (`UnknownPartition`) · `store`: path of an SQLite file, made if need be. While a partition takes
-    no writes, or the broker does not answer, its messages are kept there; `SendResult.durability` is "kept", and
-    that is said after the file is forced. They go out in order, each once, before any later one, by this process or by
-    the next one that opens the store. None: such sends fail · `store_bytes`: its bound; sends beyond it fail (`Busy`).
+    `partitions`: topic -> partition numbers. Other topics are rejected (`BadRequest`), and so is a message for another
+    partition (`UnknownPartition`).
 
-    One living process has a store. With one, `acks` is always "synced", and there are no delayed sends.
+    `store`: path of an SQLite file, created if missing. While a partition accepts no writes, or the broker does not
+    respond, its messages are stored there. `SendResult.durability` is then "kept", and the result is returned after the
+    file is fsynced. The messages are sent in order, each once, before any later one, by this process or by the next one
+    that opens the store. None: such sends fail. Only one running process can use a store. With a store, `acks` is
+    always "synced", and delayed sends are not possible.
+
+    `store_bytes`: size limit of the store; sends beyond it fail (`Busy`).
     """
 
     strict = True
@@ -179,21 +191,28 @@ class StrictPartitions(PartitionSelector):
             ):
                 raise BadRequest(f"{topic}: the partitions are a list of numbers from 0 on, not {numbers!r}.")
             if len(set(numbers)) < len(numbers):
-                raise BadRequest(f"{topic}: a partition stands twice in {numbers!r}.")
+                raise BadRequest(f"{topic}: a partition is listed twice in {numbers!r}.")
         self.partitions = {topic: tuple(numbers) for topic, numbers in partitions.items()}
         self.store = None if store is None else os.fspath(store)
         self.store_bytes = store_bytes
         self._turns: dict[str, int] = {}
 
     def get_partition(self, topic: str, partitions: Sequence[Partition], message: Message) -> Partition:
-        """The configured one, also where it takes no writes. Raises `UnknownPartition` where the topic lacks it."""
+        """Return the configured partition, also if it accepts no writes.
+
+        Raises `UnknownPartition` if the topic has no such partition or the message names one that is not configured,
+        `BadRequest` for a topic that is not configured.
+        """
         number = self.choose(topic, message)
         if number >= len(partitions):
             raise UnknownPartition(f"{topic} has partitions 0 to {len(partitions) - 1}, not {number}.")
         return partitions[number]
 
     def choose(self, topic: str, message: Message) -> int:
-        """The number of the partition for `message`, from the configuration alone."""
+        """Return the partition number for `message` from the configuration alone.
+
+        Raises `BadRequest` and `UnknownPartition` as `get_partition`.
+        """
         numbers = self.partitions.get(topic)
         if numbers is None:
             raise BadRequest(

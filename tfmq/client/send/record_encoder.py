@@ -1,8 +1,8 @@
-"""Makes the bytes of a batch of records, once; docs/formats/record.md says what they are.
+"""Encodes a batch of records; docs/formats/record.md describes the format.
 
-The work per record is what the whole send rate hangs on. Records of one size: joined on a template, then the CRC and
-id columns are assigned with a stride (about 0.2 us a record of 100 bytes). Mixed sizes: one `Struct.pack` a record and
-one join (0.3 us). What all records of a batch share, the attribute's bytes, enters each CRC as its start value.
+This is the hottest code of the send path. Records of equal size are joined on a template, then the CRC and id columns
+are assigned with a stride (about 0.2 us per record of 100 bytes). Other records take one `Struct.pack` each and one
+join (0.3 us). The attribute bytes that all records of a batch share enter each CRC as its start value.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from tfmq.ids import SEQUENCE_BITS
 
 Buffer = bytes | bytearray | memoryview
 Blocks = list[tuple[int, int, int]]
-"""[bytes, count, CRC-32] of each block, as PRODUCE carries them."""
+"""[bytes, count, CRC-32] of each block, as in PRODUCE."""
 
 _ID: Final = Struct(">Q")
 _ID_POSITION: Final = 8
 _STRIDED_COUNT: Final = 8
-"""Fewer records than this are made faster one by one."""
+"""Fewer records than this are encoded faster one by one."""
 
 
 class Encoded(NamedTuple):
-    """A batch's records. `ends` are the positions behind each record; None where all have `record_size` bytes."""
+    """The records of a batch.
+
+    `ends`: end position of each record; None if all have `record_size` bytes.
+    """
 
     data: bytearray
     blocks: Blocks
@@ -41,19 +44,22 @@ class Encoded(NamedTuple):
     ends: Sequence[int] | None
 
     def start_of(self, index: int) -> int:
-        """Where record `index` begins in `data`."""
+        """Return the start position of record `index` in `data`."""
         if index == 0:
             return 0
         return self.record_size * index if self.ends is None else self.ends[index - 1]
 
 
 def attribute_part(attribute: bytes) -> bytes:
-    """What stands between a record's header and its payload: nothing, or the attribute with its size."""
+    """Return the bytes between a record's header and its payload.
+
+    These are the attribute and its size, or nothing.
+    """
     return ATTRIBUTE_SIZE.pack(len(attribute)) + attribute if attribute else b""
 
 
 def encode(payloads: Sequence[bytes], part: bytes, producer_id: int, sequence: int) -> Encoded:
-    """Records that share the attribute part `part` (see `attribute_part`), numbered from `sequence` on."""
+    """Encode records that share `part` (see `attribute_part`), with ids from `sequence` on."""
     sizes = list(map(len, payloads))
     size = sizes[0]
     if len(sizes) >= _STRIDED_COUNT and sizes.count(size) == len(sizes):
@@ -76,10 +82,10 @@ def encode_each(
     sequence: int,
     sizes: Sequence[int] | None = None,
 ) -> Encoded:
-    """Records with an attribute part and flag bits of their own.
+    """Encode records with individual attribute bytes and flags.
 
-    `flags` lack the attribute's own bit; None: all records have the same part and no other bit. `sizes` are the
-    payloads', where they are known.
+    `flags` do not contain the attribute flag; None: all records have the same attribute bytes and no other flag.
+    `sizes`: the payload sizes, if known.
     """
     count = len(payloads)
     first_id = producer_id << SEQUENCE_BITS | sequence
@@ -101,7 +107,10 @@ def encode_each(
 
 
 def readdress(encoded: Encoded, producer_id: int, sequence: int) -> Encoded:
-    """The same records under another id, with fresh block CRCs; the records' own checksums do not cover the id."""
+    """Return the records with other ids and new block CRCs.
+
+    Record checksums do not cover the id, so they stay valid.
+    """
     data = bytearray(encoded.data)
     first_id = producer_id << SEQUENCE_BITS | sequence
     for number, position in enumerate(record_positions(bytes(data))):
@@ -138,7 +147,7 @@ def _encode_equal(
 
 
 def _sequence_columns(sequence: int, count: int) -> tuple[bytes, bytes, bytes]:
-    """The three bytes of `count` sequences from `sequence` on, byte by byte."""
+    """Return the high, middle and low bytes of `count` sequences from `sequence` on."""
     end = sequence + count
     low = _counting(sequence & 0xFF, count)
     middle_first, middle_last = sequence >> 8, (end - 1) >> 8
@@ -158,7 +167,7 @@ _ALL_BYTES: Final = bytes(range(256))
 
 @lru_cache(maxsize=64)
 def _counting(first: int, count: int) -> bytes:
-    """`count` bytes that count up from `first`, modulo 256."""
+    """Return `count` bytes that count up from `first`, modulo 256."""
     return (_ALL_BYTES * (count // 256 + 2))[first : first + count]
 
 
@@ -174,7 +183,7 @@ def _equal_blocks(data: bytearray, stride: int, count: int) -> Blocks:
 
 
 def _finish(data: bytearray, lengths: Sequence[int]) -> Encoded:
-    """Cut into blocks: as many whole records as fit into `BLOCK_BYTES`, at least one."""
+    """Divide records into blocks of at most `BLOCK_BYTES`, at least one whole record each."""
     ends = list(accumulate([HEADER_SIZE + length for length in lengths]))
     blocks: Blocks = []
     first = start = 0

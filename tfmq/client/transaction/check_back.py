@@ -1,8 +1,8 @@
-"""The check-back: asked by the broker, over the open connection, what is to become of prepared transactions.
+"""The check-back: the broker asks a producer to decide prepared transactions.
 
-A request of the producer's group is parked at the broker all the time. It costs no thread: whoever reads sees its
-answer, and where nobody does, somebody looks every `LOOK_SECONDS`. What the broker names is given to the functions of
-the user, where they may take their time (see `work`); the first that says "commit" or "rollback" decides.
+One request of the producer's group always waits at the broker. It needs no thread: any thread that reads sees its
+reply, and otherwise the reply is polled every `POLL_SECONDS`. The user's functions run in an executor, because they may
+block. The first one that returns "commit" or "rollback" decides.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ log = logging.getLogger("tfmq.transaction")
 WAIT_SECONDS: Final = 30.0
 """How long the broker holds one request; its limit is a minute."""
 LOOK_SECONDS: Final = 5.0
-"""How late an answer may be seen while nobody sends: the broker asks about what is a minute old."""
+"""Maximum delay of reading a reply while no thread sends.
+
+The broker asks after a minute anyway.
+"""
 GRACE_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 5.0
-"""Behind a failure: the broker is away, or has too many that wait."""
+"""The pause after an error: the broker is unreachable, or has too many waiting requests."""
 
 
 class InDoubt(NamedTuple):
-    """A prepared transaction that the broker asks about: its name, its epoch, when it was prepared, and the topics
-    that it sends to (the first ones).
+    """A prepared transaction that the broker asks about.
+
+    Its name, its epoch, when it was prepared, and the first of the topics that it sends to.
     """
 
     xid: str
@@ -41,7 +45,7 @@ class InDoubt(NamedTuple):
 
 
 Check = Callable[[InDoubt], Any]
-"""Says "commit", "rollback", or None: ask again later."""
+"""Returns "commit", "rollback", or None to be asked again later."""
 REQUESTS: Final[Mapping[Any, Callable[[InDoubt], Any]]] = {
     "commit": lambda asked: CommitTransaction(asked.xid, asked.epoch, False, False, []),
     "rollback": lambda asked: RollbackTransaction(asked.xid, asked.epoch, False),
@@ -49,7 +53,10 @@ REQUESTS: Final[Mapping[Any, Callable[[InDoubt], Any]]] = {
 
 
 class Checks:
-    """The functions of one producer; `run` calls them where they disturb nobody. `watch` is a task."""
+    """Answers the broker with the check functions of one producer.
+
+    `run` is the executor that calls the functions. `run_checks` is a background task.
+    """
 
     def __init__(self, link: Link, group: str, run: Run, functions: Sequence[Check]) -> None:
         self._functions = functions
@@ -58,7 +65,7 @@ class Checks:
         self._run = run
 
     def watch(self) -> Operation[None]:
-        """Asks the broker for questions and answers them, until it is cancelled."""
+        """Wait for checks of the broker and answer them, until cancelled."""
         told = ""
         while True:
             try:
@@ -67,12 +74,12 @@ class Checks:
                     yield from self._answer(each)
                 told = ""
             except TfmqError as error:
-                if error.code != told:  # once for each outage
-                    log.warning("The check of transactions of group %s waits: %s", self._group, error)
+                if error.code != told:  # Log once per outage.
+                    log.warning("The check of transactions of group %s is paused: %s", self._group, error)
                 told = error.code
                 yield Wait((), PAUSE_SECONDS)
-            except Exception:  # no thread to be had, for example: the next question may be answered
-                log.exception("The check of transactions of group %s failed; it goes on.", self._group)
+            except Exception:  # For example no thread can be started: the next check may succeed.
+                log.exception("The check of transactions of group %s failed; it continues.", self._group)
                 yield Wait((), PAUSE_SECONDS)
 
     def _asked(self) -> Operation[list[InDoubt]]:
@@ -93,23 +100,28 @@ class Checks:
         until = self._link.now() + GRACE_SECONDS
         call: Call = yield from answered(self._link, make(asked), until=until, unattended=True)
         if call.error is None:
-            log.info("Transaction %s: %s, as the check said.", asked.xid, call.reply.state)
+            log.info("Transaction %s: %s, as the check decided.", asked.xid, call.reply.state)
         else:
-            log.warning("Transaction %s: the check said %s, the broker: %s", asked.xid, decision, call.error)
+            log.warning(
+                "Transaction %s: the check returned %s, but the broker replied: %s",
+                asked.xid,
+                decision,
+                call.error,
+            )
 
     def _decide(self, asked: InDoubt) -> str | None:
-        """What the first function says that knows; one that raises does not."""
+        """Return the decision of the first function that has one. A function that raises has none."""
         for function in list(self._functions):
             try:
                 decision = function(asked)
-            except BaseException:  # SystemExit, too: no program ends by a check
-                log.exception("The check of transaction %s raised; it is asked again later.", asked.xid)
+            except BaseException:  # Also SystemExit: a check function must not end the program.
+                log.exception("The check of transaction %s raised; it is called again later.", asked.xid)
                 continue
             if isinstance(decision, str) and decision in REQUESTS:
                 return decision
             if decision is not None:
                 log.error(
-                    'The check of transaction %s said %r: it says "commit", "rollback" or None.',
+                    'The check of transaction %s returned %r: it must return "commit", "rollback" or None.',
                     asked.xid,
                     decision,
                 )
@@ -117,6 +129,6 @@ class Checks:
 
 
 def in_doubt(row: Mapping[str, Any]) -> InDoubt:
-    """What AWAIT_CHECKS answered of one transaction."""
+    """Return the transaction in one row of the AWAIT_CHECKS reply."""
     prepared_at = datetime.fromtimestamp(int(row.get("prepared_ms", 0)) / 1000, UTC)
     return InDoubt(str(row["xid"]), int(row["epoch"]), prepared_at, tuple(row.get("topics", ())))

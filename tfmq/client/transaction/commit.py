@@ -1,7 +1,7 @@
-"""How one transaction reaches the broker: its frame, or its begin and the requests of its steps.
+"""Requests of one transaction: a single TRANSACT, or begin, prepare, commit and roll back.
 
-Every request is one that the broker knows again, so it is repeated over new connections, and by whoever calls the step
-again because an answer never came.
+The broker recognises every repeated request. So a request is sent again over a new connection, and when the user
+repeats a step whose reply was lost.
 """
 
 from __future__ import annotations
@@ -49,14 +49,20 @@ from tfmq.protocol.schema import TransactionDelayed
 log = logging.getLogger("tfmq.transaction")
 
 LET_GO_SECONDS: Final = 30.0
-"""How long a rollback that nobody waits for is tried; behind that the transaction's own time ends it."""
+"""How long a background rollback is retried.
+
+Afterwards the transaction's own timeout ends it.
+"""
 STREAMS_TRIED: Final = 4
-"""A frame that the broker has certainly not done goes in another stream, so many in all: a second one behind a stream
-that was idle for long, one more for each power cut that takes the frame on its way."""
+"""Maximum producer sequences tried for one TRANSACT request that was certainly not executed.
+
+The second one is for a sequence that expired while idle; each further one for a power cut while the request was in
+flight.
+"""
 
 
 class TransactionServices(Protocol):
-    """What ending a transaction uses of the producer's transaction manager."""
+    """The part of the producer's transaction manager that requests use."""
 
     link: Link
     seconds: float
@@ -68,26 +74,29 @@ class TransactionServices(Protocol):
         ...
 
     def fits_a_frame(self, gathering: Gathering) -> bool:
-        """Whether the transaction can be sent as one request."""
+        """Return whether the transaction can be sent as one request."""
         ...
 
 
 class Ending:
-    """The requests of one transaction. `asked` is true from the moment when what was asked for may have happened."""
+    """The requests of one transaction.
+
+    `maybe_executed` is true from the moment when the requested step may have been executed.
+    """
 
     def __init__(self, home: TransactionServices, gathering: Gathering, beginning: Beginning) -> None:
         self.prepared = False
-        """Whether the broker said so; then the offsets are there as well."""
+        """Whether the broker confirmed the prepare; the offsets are then stored as well."""
         self.asked = False
         self.pipeline: Pipeline | None = None
         self.offsets: dict[str, TransactionOffsets] = {}
-        """By group."""
+        """By consumer group."""
         self.placed: Sequence[int] = ()
-        """The offsets that the commit told, one a batch in the order sent."""
+        """The offsets in the commit reply, one per batch in the order of sending."""
         self.delayed: dict[int, TransactionDelayed] = {}
-        """What the commit told of delayed batches, by their index among all."""
+        """Handles of delayed messages in the commit reply, by the index of the batch."""
         self.dropped = 0
-        """Messages that had no topic any more when the transaction was committed."""
+        """Messages dropped at the commit because their topics were deleted."""
         self._found_xid, self._found_epoch = beginning.xid, 0
         self._home = home
         self._link = home.link
@@ -97,41 +106,41 @@ class Ending:
         self._framed: list[TransactionBatch] = []
         self._task: Task | None = None
         self._doubts: set[type] = set()
-        """The kinds of its requests that were sent, and of which nobody knows what became."""
+        """The request types that were sent and whose outcome is unknown."""
         self._prepare_sent = False
         self._ours = True
 
     @property
     def xid(self) -> str:
-        """Its name; "" before the broker gave it one."""
+        """The name; "" before the broker has assigned one."""
         return self.pipeline.xid if self.pipeline is not None else self._found_xid
 
     @property
     def epoch(self) -> int:
-        """0 before the broker gave it one."""
+        """The epoch; 0 before the broker has assigned one."""
         return self.pipeline.epoch if self.pipeline is not None else self._found_epoch
 
     @property
     def begun(self) -> bool:
-        """Whether the broker knows of it, or soon will."""
+        """Whether the transaction was begun at the broker, or a begin is in progress."""
         return self.pipeline is not None or self.epoch > 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing in it that anybody knows of here."""
+        """Whether no message or offset was added in this process."""
         return self.pipeline is None and self._is_empty()
 
     @property
     def framed(self) -> bool:
-        """Whether its one frame is under way, or was."""
+        """Whether the TRANSACT request was sent."""
         return self._stream is not None
 
     def found(self, xid: str, epoch: int, prepared: bool) -> None:
-        """It is one that the broker has already."""
+        """Attach to a transaction that the broker has already."""
         self._found_xid, self._found_epoch, self.prepared, self._ours = xid, epoch, prepared, False
 
     def grow(self) -> Pipeline:
-        """Begin it at the broker, and let go what is gathered in full batches."""
+        """Begin the transaction at the broker if necessary, and send the full batches."""
         pipeline = self.pipeline
         if pipeline is None:
             home = self._home
@@ -142,15 +151,19 @@ class Ending:
         return pipeline
 
     def beginning(self) -> Operation[None]:
-        """Begin it now, and wait until it is."""
+        """Begin the transaction now and wait for the reply."""
         pipeline = self.grow()
         while not pipeline.begun:
             _raise(pipeline.failure)
             yield Wait((pipeline.moved(),))
 
-    # Steps: each gives the state behind it
+    # Steps: each returns the state after it
 
     def preparing(self, ttl_ms: int | None) -> Operation[str]:
+        """Prepare the transaction.
+
+        `ttl_ms`: its time limit in the prepared state (None: the broker's default).
+        """
         if not self.begun and self._is_empty():
             return READ_ONLY
         yield from self._sent()
@@ -162,15 +175,16 @@ class Ending:
         return state
 
     def committing(self) -> Operation[str]:
+        """Commit the transaction. Raises `TransactionRolledBack` and the broker's errors."""
         if not self.begun:
             if self._framed:
-                return APPLYING  # nobody but its partitions can tell more
+                return APPLYING  # Only the broker's targets know more: report the state as "applying".
             if self._is_empty():
                 return READ_ONLY
             if self.framed or self._home.fits_a_frame(self._gathering):
                 return (yield from self._transacting())
         if self._prepare_sent and not self.prepared:
-            yield from self.preparing(None)  # its answer never came
+            yield from self.preparing(None)  # The reply to the prepare request was lost.
         elif not self.prepared:
             yield from self._sent()
         self.asked = True
@@ -178,23 +192,22 @@ class Ending:
             self.xid, self.epoch, not self.prepared, False, [] if self.prepared else self._rows()
         )
         call = yield from self._answered(request)
-        never_began = (
-            self._ours and not self.prepared and call.sends == 1
-        )  # a prepared one may be ended by others
+        # Other clients may end a prepared transaction.
+        never_began = self._ours and not self.prepared and call.sends == 1
         if isinstance(call.error, UnknownTransaction) and never_began:
             raise TransactionRolledBack(
-                "The transaction was rolled back before its commit came: its time was over, or its connection lost."
+                "The transaction was rolled back before its commit arrived: it timed out, or its connection was lost."
             )
         reply = call.result()
         self._take(reply)
         return str(reply.state)
 
     def rolling_back(self, seconds: float | None) -> Operation[str]:
-        """At most `seconds`; None: as long as any step."""
+        """Roll back within `seconds`; None: the timeout of any step. Raises `TransactionState`."""
         if self.framed:
             raise TransactionState(
                 "Whether the transaction was committed is not known, so it cannot be rolled back: call commit() again,"
-                " which tells, and cannot commit twice."
+                " which returns the outcome and cannot commit twice."
             )
         if not self.begun:
             return ROLLED_BACK
@@ -209,7 +222,7 @@ class Ending:
         return str(call.result().state)
 
     def _halted(self, pipeline: Pipeline, until: float) -> Operation[bool]:
-        """Send nothing more; whether there is something to roll back."""
+        """Stop sending. Return whether there is a transaction to roll back at the broker."""
         while not pipeline.begun and pipeline.failure is None:
             remaining = until - self._link.now()
             if remaining <= 0:
@@ -219,7 +232,7 @@ class Ending:
         return pipeline.begun
 
     def _ends_by_itself(self, error: TfmqError) -> bool:
-        """Whether nobody but this client could commit it, and this one will not."""
+        """Return whether only this client could commit the transaction, which it will not do."""
         if self.prepared or not self._ours:
             return False
         if isinstance(error, TransactionRolledBack):
@@ -234,7 +247,10 @@ class Ending:
     # Parts of steps
 
     def _answered(self, request: Any, *bodies: Buffer, until: float | None = None) -> Operation[Call]:
-        """The answer to `request`. From its first sending on, until the broker said what became of it, in doubt."""
+        """Send `request` and return the completed request.
+
+        Its type counts as unresolved from the first sending until the broker has reported the outcome.
+        """
         kind, until = type(request), self._link.now() + self._home.seconds if until is None else until
         doubtful = kind in self._doubts
         self._doubts.add(kind)
@@ -260,9 +276,9 @@ class Ending:
             )
 
     def _sent(self) -> Operation[None]:
-        """Wait until the broker has all of it. Raises why it cannot have that."""
+        """Wait until the broker has all batches. Raises the error that prevents it."""
         if self._gathering.empty and self.pipeline is None and self.epoch:
-            return  # taken up, and nothing was added
+            return  # A resumed transaction without new messages.
         pipeline = self.grow()
         pipeline.push(self._gathering.take_all())
         while pipeline.failure is None and (pipeline.bytes or not pipeline.begun):
@@ -270,7 +286,7 @@ class Ending:
         _raise(pipeline.failure)
 
     def _transacting(self) -> Operation[str]:
-        """Begin, sends and commit as one frame."""
+        """Send begin, batches and commit as one TRANSACT request."""
         until = self._link.now() + self._home.seconds
         batches = self._gathering.take_all()
         done = False
@@ -303,7 +319,7 @@ class Ending:
     def _stream_for(
         self, batches: Sequence[TransactionBatch], until: float, fresh: bool = False
     ) -> Operation[TransactionStream]:
-        """The stream that the frame was sent in before, or one for its first time."""
+        """Return the producer sequence of the earlier TRANSACT request, or one for the first."""
         stream = self._stream
         if stream is None:
             streams = self._home.streams
@@ -338,16 +354,16 @@ class Ending:
         request = Transact(stream.producer_id, stream.number, rows, self._rows())
         return self._answered(request, *bodies, until=until)
 
-    # The end
+    # End
 
     def halt(self) -> None:
-        """Send nothing more of it."""
+        """Stop sending batches."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
     def let_go(self) -> None:
-        """Tell the broker that it ends, and do not wait for the answer."""
+        """Send a rollback without waiting for the reply."""
         self.halt()
         pipeline = self.pipeline
         if pipeline is not None and pipeline.begun and self._link.state != "closed":
@@ -355,20 +371,20 @@ class Ending:
             self._link.call(request, seconds=LET_GO_SECONDS, unattended=True)
 
     def over(self) -> None:
-        """The broker's last word is here."""
+        """Stop after the final state is known."""
         self.halt()
         if self.pipeline is not None:
             self.pipeline.end()
 
     def counts(self) -> tuple[int, int, int]:
-        """How many messages, batches and bytes went."""
+        """Return the number of messages, batches and bytes sent."""
         if self.pipeline is not None:
             return self.pipeline.message_count, self.pipeline.count, self.pipeline.sent_bytes
         framed = self._framed
         return sum(each.count for each in framed), len(framed), sum(each.size_bytes for each in framed)
 
     def batches(self) -> Iterator[TransactionBatch | None]:
-        """All that went or was to go, in order; None for one that nobody holds any more."""
+        """Yield all batches in order, sent or not; None for one without references."""
         yield from self._framed
         if self.pipeline is not None:
             yield from (held() for held in self.pipeline.journalled)
@@ -376,8 +392,10 @@ class Ending:
 
 
 def _strange(call: Call) -> bool:
-    """Whether the broker knows the stream otherwise, and for sure has not taken the frame: a gap is told behind the
-    look for an earlier sending of it, so it says the same of that; of the others only the first sending can be sure.
+    """Return whether the broker rejected the producer sequence without executing the request.
+
+    `SequenceGap` is raised after the check for duplicates, so it is certain for earlier sendings, too. The other errors
+    are certain only for the first sending.
     """
     return isinstance(call.error, SequenceGap) or (isinstance(call.error, STRANGE) and call.sends == 1)
 

@@ -1,10 +1,4 @@
-"""What one writer adds to a sequence of a commit group, and the word of whoever decides about all of it.
-
-A `GroupPart` sends batches in member transactions, one after the other: a member is prepared, and another one begun,
-before it would outgrow what the broker takes in one transaction, or grow too old. Members are local transactions, so
-one that is not prepared ends with its connection, and a writer that dies leaves none open. Nothing of them is visible
-before COMMIT_GROUP names them.
-"""
+"""Commit groups: a writer's part of a sequence; commit, abort and forget of the sequence."""
 
 from __future__ import annotations
 
@@ -30,11 +24,14 @@ from tfmq.protocol.commands import (
 )
 
 LET_GO_SECONDS: Final = 5.0
-"""How long a writer that failed waits for the broker to drop what it prepared; behind that its time ends it."""
+"""How long a failed writer waits for the rollback of its members.
+
+Afterwards the timeout of each member ends it.
+"""
 
 
 class Encoded(Protocol):
-    """Records as they go: `blocks` are [size, count, CRC-32] each."""
+    """Encoded records. `blocks`: [size, count, CRC-32] each."""
 
     @property
     def data(self) -> Buffer: ...
@@ -43,12 +40,14 @@ class Encoded(Protocol):
 
 
 Encode = Callable[[int, int], Encoded]
-"""(producer id, sequence of the first record) -> the records. The same numbers give the same bytes."""
+"""(producer id, sequence of the first record) -> the records. Must be deterministic."""
 
 
 class MemberBatch:
-    """`count` records for a partition of the topic's `incarnation`. Their bytes are made when their turn comes, and let
-    go once the broker has them. `size_bytes` is at least what they have.
+    """`count` records for a partition of the topic's `incarnation`.
+
+    The records are encoded when they are sent, and released when the broker has them. `size_bytes` is an upper bound of
+    their size.
     """
 
     __slots__ = (
@@ -76,35 +75,43 @@ class MemberBatch:
         self._encode: Encode | None = encode
 
     def number(self, producer_id: int, sequence: int) -> Encoded:
-        """Make its records, in their place of a stream."""
+        """Assign the producer sequence and encode the records."""
         assert self._encode is not None, "the broker has not got it yet"
         self.producer_id, self.sequence = producer_id, sequence
         self.encoded = self._encode(producer_id, sequence)
         return self.encoded
 
     def journalled(self) -> None:
-        """The broker has it."""
+        """Release the records after the broker's journal has them."""
         self.encoded = self._encode = None
 
 
 class Times(NamedTuple):
-    """How long a request waits for its answer, and a prepared member for the commit (None: as the broker says)."""
+    """Timeout of a request, and of a prepared member (None: the broker's default)."""
 
     seconds: float
     ttl_ms: int | None = None
 
 
 Start = Callable[[Operation[Any], Callable[[Exception], None]], Task]
-"""Has an operation go on while nobody waits for it: `Tasks.start`."""
+"""Runs an operation in the background: `BackgroundTasks.start`."""
 Later = Callable[[float, Callable[[], None]], Any]
-"""Calls a function once so many seconds are over, under the driver's lock; what it gives has `cancel()`."""
+"""Calls a function after a number of seconds, under the driver's lock.
+
+The result has `cancel()`.
+"""
 
 
 class GroupPart:
-    """See the module. Operations, one at a time. `names`: the members that are prepared. `superfluous`: the sequence is
-    committed already, so nothing is sent.
+    """Sends one writer's part of a sequence of a commit group, in member transactions.
 
-    What an operation raises says why this part cannot be in the sequence; then `dropping` is all that is left to do.
+    A member is prepared, and the next one begun, before it exceeds the broker's transaction limits in size or age.
+    Members are local transactions: a member that is not prepared ends with its connection, so a writer that dies leaves
+    none open. Nothing is visible before COMMIT_GROUP names the members.
+
+    The methods are operations, one at a time. `prepared` lists the prepared members. `already_committed`: the sequence
+    is committed, so nothing is sent. After an operation has raised, this part cannot be in the sequence; then only
+    `drop` may be called.
     """
 
     def __init__(
@@ -120,7 +127,7 @@ class GroupPart:
         self.names: list[TransactionName] = []
         self.superfluous = False
         self.sent_bytes = self.sent_messages = 0
-        """What the members that are prepared have."""
+        """Size and messages of the prepared members."""
         self._link, self._streams, self._member, self._times = link, streams, member, times
         self._start, self._later = start, later
         self._pipeline: Pipeline | None = None
@@ -128,14 +135,17 @@ class GroupPart:
         self._batches = 0
         self._bytes = 0
         self._alarm: Any = None
-        self._cut: Flag | None = None  # open while a member that grew old is being prepared
+        self._cut: Flag | None = None  # An unset event while a member that became too old is being prepared.
         self._failure: TfmqError | None = None
 
     # Operations
 
     def sending(self, batch: MemberBatch) -> Operation[bool]:
-        """Take `batch`; wait while too much is under way. False: it is superfluous. Raises what the broker answered,
-        `ConnectionFailed`: nothing of this part will be visible then.
+        """Queue `batch`; wait while too much is unacked.
+
+        Return False if the sequence is already committed.
+
+        Raises the broker's error, `ConnectionFailed`; then nothing of this part will be visible.
         """
         yield from self._come_to_rest()
         if self.superfluous:
@@ -143,7 +153,7 @@ class GroupPart:
         if self._outgrown_by(batch):
             yield from self._preparing()
         pipeline = self._pipeline or self._begin()
-        pipeline.push([batch])  # type: ignore[list-item]  # what a pipeline needs of a batch is there
+        pipeline.push([batch])  # type: ignore[list-item]  # A pipeline uses only attributes that a `MemberBatch` has.
         self._batches += 1
         self._bytes += batch.size_bytes
         while not (pipeline.begun and pipeline.has_room) and not self._over(pipeline):
@@ -151,15 +161,16 @@ class GroupPart:
         return not self.superfluous
 
     def preparing(self) -> Operation[list[TransactionName]]:
-        """All is sent: every member prepared; their names. Raises as `sending`."""
+        """Prepare the last member and return the names of all. Raises as `send`."""
         yield from self._come_to_rest()
         if self._pipeline is not None:
             yield from self._preparing()
         return self.names
 
     def dropping(self, seconds: float = LET_GO_SECONDS) -> Operation[None]:
-        """Let go of everything, at most `seconds`. What the broker does not hear of ends with its connection, or by its
-        time.
+        """Roll back all members within `seconds`.
+
+        Members that could not be rolled back end with their connection or by their timeout.
         """
         until = self._link.now() + seconds
         names, pipeline = list(self.names), self._pipeline
@@ -174,7 +185,7 @@ class GroupPart:
                 yield Wait((call,), until - self._link.now())
             self._link.abandon(call)
 
-    # Inside
+    # Internal
 
     def _begin(self) -> Pipeline:
         link, seconds = self._link, self._times.seconds
@@ -187,7 +198,7 @@ class GroupPart:
         return pipeline
 
     def _outgrown_by(self, batch: MemberBatch) -> bool:
-        """Whether the member would be too large with `batch`."""
+        """Return whether the open member would exceed the broker's limits with `batch`."""
         limits = self._link.limits
         return self._pipeline is not None and (
             self._bytes + batch.size_bytes > limits["transaction_bytes"]
@@ -195,7 +206,7 @@ class GroupPart:
         )
 
     def _over(self, pipeline: Pipeline) -> bool:
-        """Whether there is nothing to wait for: the sequence is done. Raises why the member failed."""
+        """Return whether the sequence is already committed. Raises the error of the member."""
         if pipeline.failure is not None:
             raise pipeline.failure
         if pipeline.superfluous and not self.superfluous:
@@ -207,7 +218,7 @@ class GroupPart:
         """Prepare the open member."""
         pipeline = self._pipeline
         assert pipeline is not None, "one is open"
-        self._alarm.cancel()  # else it would be prepared twice
+        self._alarm.cancel()  # Otherwise the age timer would prepare it a second time.
         while (pipeline.bytes or not pipeline.begun) and not self._over(pipeline):
             yield Wait((pipeline.moved(),), self._times.seconds)
         if self.superfluous:
@@ -229,7 +240,7 @@ class GroupPart:
             self._pipeline.end()
             self._pipeline = None
 
-    # Age: whoever gives the rows may take longer than a transaction may be open
+    # Age: the source of the records may take longer than a transaction may be open
 
     def _grown_old(self) -> None:
         if self._pipeline is not None and self._cut is None:
@@ -248,43 +259,45 @@ class GroupPart:
         self._failure = error if isinstance(error, TfmqError) else TfmqError(f"The client failed: {error!r}")
 
     def _come_to_rest(self) -> Operation[None]:
-        """Wait until no member is being prepared beside. Raises why one could not be."""
+        """Wait until no member is being prepared in the background. Raises its error."""
         while self._cut is not None:
             yield Wait((self._cut,), self._times.seconds)
         if self._failure is not None:
             raise self._failure
 
 
-# The word about all parts
+# Decisions on the whole sequence
 
 
 def committing(link: Link, message: CommitGroup, seconds: float) -> Operation[CommitGroupReply]:
-    """Commit the sequence, asked again until the answer comes: what is large takes its time. `seconds`: how long the
-    broker may be away or silent. The same sequence again gets the first answer.
+    """Commit the sequence; repeated until the reply arrives, because a large commit takes long.
 
-    Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`, and what else the broker answered.
+    `seconds`: how long the broker may be unreachable or silent. The same sequence again gets the first reply. Raises
+    `GroupStale`, `GroupFenced`, `GroupIncomplete`, and other errors of the broker.
     """
     reply: CommitGroupReply = yield from _until_known(link, message, seconds)
     return reply
 
 
 def aborting(link: Link, group: str, sequence: int, run: str, seconds: float) -> Operation[str]:
-    """Drop what `run` made for that sequence, and take nothing more of it: "aborted", or "committed" where that came
-    before and stays.
+    """Abort what `run` prepared for the sequence, and reject its further members.
+
+    Return "aborted", or "committed" if the sequence was committed before.
     """
     reply = yield from _until_known(link, AbortCommitGroup(group, sequence, run), seconds)
     return str(reply.state)
 
 
 def forgetting(link: Link, group: str, seconds: float) -> Operation[bool]:
-    """Forget how far the group is; False: there was none."""
+    """Delete the progress of the group. Return False if there was none."""
     reply = yield from _until_known(link, ForgetCommitGroup(group), seconds)
     return bool(reply.forgotten)
 
 
 def _until_known(link: Link, message: Any, seconds: float) -> Operation[Any]:
-    """The reply to a request that the broker knows again. As long as it answers other questions within `seconds`, it
-    is at work on this one, which is asked once more.
+    """Return the reply to a request that the broker recognises when repeated.
+
+    A request that times out is repeated as long as the broker answers a ping within `seconds`.
     """
     doubtful = False
     while True:

@@ -1,4 +1,4 @@
-"""All transactions of one producer: how they are begun, taken up again, and what becomes of them when it is closed."""
+"""The transactions of one producer: begin, resume, check-back, and rollback at its close."""
 
 from __future__ import annotations
 
@@ -47,32 +47,35 @@ FOUND: Final = {
     "heuristic_committed": HEURISTIC_COMMITTED,
     "heuristic_rolled_back": HEURISTIC_ROLLED_BACK,
 }
-"""What the broker says of a transaction, and what that is for whoever takes it up."""
+"""The broker's state of a transaction -> the state in the client that resumes it."""
 
 
 class Transactions:
-    """See the module. All of it runs under the driver's lock, but for `forgotten`."""
+    """All transactions of one producer. Runs under the driver's lock, except `unreferenced`."""
 
     def __init__(self, producer: ProducerContext, functions: Sequence[Check] = ()) -> None:
         self.producer = producer
         self.link = producer.link
         self.seconds = producer.options.timeout
-        """How long a step waits for its answer."""
+        """How long a step waits for its reply."""
         self.streams = TransactionStreams(self.link, producer.sender.identities)
         self.committed = self.rolled_back = 0
         self.forgotten: deque[TransactionCore] = deque()
-        """Those that nobody holds any more; put here from any thread, also by the garbage collector."""
+        """Transactions without handles. Appended by any thread, also by the garbage collector."""
         self._open: dict[TransactionCore, None] = {}
         self._tasks: Tasks | None = None
         self._functions = list(functions)
         self._checks: Checks | None = None
 
     def __len__(self) -> int:
-        """How many are not ended."""
+        """Return the number of transactions that have not ended."""
         return len(self._open)
 
     def begin(self, xid: str | None = None, timeout: float | None = None) -> TransactionCore:
-        """A new one, at the broker once it is sent to, or `beginning`. Raises `BadRequest`, `Closed`."""
+        """Create a transaction. The broker learns of it at its first request.
+
+        Raises `BadRequest`, `Closed`.
+        """
         self.producer.check_open()
         self.sweep()
         if self._functions and self._checks is None:
@@ -84,7 +87,10 @@ class Transactions:
         return made
 
     def resuming(self, xid: str) -> Operation[TransactionCore]:
-        """One that the broker has, or remembers. Raises `UnknownTransaction`."""
+        """Return a transaction that the broker has, or whose outcome it remembers.
+
+        Raises `UnknownTransaction`, `Closed`, `BadRequest`.
+        """
         self.producer.check_open()
         found = (yield from self.answer(DescribeTransaction(checked_xid(xid)))).description
         state = FOUND.get(str(found.get("state")))
@@ -98,8 +104,9 @@ class Transactions:
         return made
 
     def check(self, function: Check) -> None:
-        """Have `function` asked about prepared transactions of the producer's group, from now on. Raises `BadRequest`
-        for a producer without one.
+        """Register `function` for prepared transactions of the producer's group.
+
+        Raises `BadRequest` for a producer without a group, `TypeError`, `Closed`.
         """
         self.producer.check_open()
         if self.producer.group is None:
@@ -122,27 +129,28 @@ class Transactions:
         )
 
     def answer(self, request: Any) -> Operation[Any]:
-        """The reply to `request`, asked again while the broker is busy."""
+        """Return the reply to `request`; retried while the broker is busy."""
         call = yield from answered(self.link, request, until=self.link.now() + self.seconds)
         return call.result()
 
     def start(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
-        """Have `operation` go on while nobody waits for it."""
+        """Run `operation` in the background."""
         driver = self.producer.driver
         if self._tasks is None:
             self._tasks = Tasks(self.link.now)
-            driver.tickers = [*driver.tickers, self._tasks]  # a thread may be going through the old list
+            # A new list, because another thread may be iterating over the old one.
+            driver.tickers = [*driver.tickers, self._tasks]
         task = self._tasks.start(operation, failed)
         driver.attend()
         return task
 
     def fits_a_frame(self, gathering: Gathering) -> bool:
-        """Whether a transaction can go as one request."""
+        """Return whether a transaction can be sent as one request."""
         few = gathering.batch_count <= self.link.limits["transact_batches"]
         return few and gathering.size_bytes() <= FRAME_BYTES
 
     def ended(self, transaction: TransactionCore, committed: bool) -> None:
-        """It is over."""
+        """Count a transaction that ended."""
         self._open.pop(transaction, None)
         if committed:
             self.committed += 1
@@ -155,21 +163,24 @@ class Transactions:
             self.rolled_back += 1
 
     def sweep(self) -> None:
-        """Roll back what nobody holds any more."""
+        """Roll back the open transactions without handles."""
         while self.forgotten:
             transaction = self.forgotten.popleft()
             if transaction.held:
                 continue
             if transaction.state == OPEN:
                 log.warning(
-                    "A transaction%s was given up without commit or rollback: it is rolled back.",
+                    "A transaction%s was dropped without commit or rollback: it is rolled back.",
                     f" {transaction.xid}" if transaction.xid else "",
                 )
-                transaction.drop(None, "The transaction was given up, so it was rolled back.")
+                transaction.drop(None, "The transaction was dropped, so it was rolled back.")
             self._open.pop(transaction, None)
 
     def closing(self, seconds: float) -> Operation[None]:
-        """The producer is closed: roll back what is open. Raises `TransactionRolledBack` if that was something."""
+        """Roll back the open transactions because the producer is closed.
+
+        Raises `TransactionRolledBack` if any of them had messages.
+        """
         self.sweep()
         until = self.link.now() + min(seconds, LEAVE_SECONDS)
         lost = 0
@@ -183,7 +194,7 @@ class Transactions:
             raise TransactionRolledBack(LOST.format(lost))
 
     def give_up(self) -> int:
-        """As `closing`, where nothing can be waited for any more; how many were lost."""
+        """Roll back as `close` without waiting. Return how many transactions had messages."""
         lost = 0
         for each in list(self._open):
             lost += each.state == OPEN and not each.ending.is_empty
@@ -193,14 +204,17 @@ class Transactions:
         return lost
 
     def stop(self) -> None:
-        """Nothing of it goes on while nobody waits."""
+        """Cancel the background tasks."""
         if self._tasks is not None:
             driver = self.producer.driver
             driver.tickers = [each for each in driver.tickers if each is not self._tasks]
             self._tasks.cancel()
 
     def renewed(self) -> Transactions:
-        """In a forked child: all of them are the parent's; the child has none. It is asked too once it begins one."""
+        """In a forked child: abandon the parent's transactions and return a new manager.
+
+        The child's manager answers checks once it begins a transaction.
+        """
         for transaction in list(self._open):
             transaction.abandon()
         self._open.clear()
@@ -209,7 +223,7 @@ class Transactions:
 
 
 def checked_xid(xid: Any) -> str:
-    """`xid` itself. Raises `BadRequest` for what cannot name a transaction."""
+    """Return `xid`. Raises `BadRequest` if it is not a valid name of a transaction."""
     if isinstance(xid, str) and 0 < len(xid.encode(errors="replace")) <= XID_BYTES and xid.isprintable():
         return xid
     raise BadRequest(f"{xid!r} cannot name a transaction: printable text of 1 to {XID_BYTES:d} bytes can.")

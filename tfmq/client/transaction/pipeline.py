@@ -1,7 +1,7 @@
-"""A batch of a transaction: as any other, but delivered by the commit, and soon without its bytes.
+"""Sending of a transaction: batches, accumulator, pipeline, and producer sequences.
 
-Once the broker's journal has it, its records are let go; what is left of it costs a few KiB, and nothing at all where
-nobody holds a handle on it. So a transaction may be larger than memory.
+A batch is delivered by the commit, but its records are released as soon as the broker's journal has them. What remains
+of it takes a few KiB, and nothing if no handle refers to it. So a transaction may be larger than memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from tfmq.protocol.delayed_handle import read_dues
 
 
 class Teller(Protocol):
-    """What the handles on a transaction's messages need of it: an `Owner` of batches, and one thing more."""
+    """The part of a transaction that its delivery handles use."""
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None: ...
 
@@ -64,7 +64,7 @@ class Teller(Protocol):
     def call_back(self, callback: Callable[[], object]) -> None: ...
 
     def keep(self, batch: TransactionBatch) -> None:
-        """Somebody wants to be told what becomes of `batch`, and may not hold it."""
+        """Hold a reference to `batch` until its callbacks have run; the user may have dropped it."""
         ...
 
 
@@ -81,17 +81,17 @@ class TransactionBatch(HandledBatch):
         super().__init__(owner, topic, partition, room, born_ms, float("inf"))
         self.incarnation = incarnation
         self.dues: Dues | None = None
-        """Of one whose messages are delayed; they count from the commit."""
+        """The due times of delayed messages; their delays start at the commit. None: not delayed."""
         self.first_count = 0
-        """How many messages its first block has: what is behind it lies at a place that the commit does not tell."""
+        """Number of messages in the first block. The commit returns no offsets for later blocks."""
 
     @property
     def due(self) -> bytes | None:
-        """What the wire carries of its dues."""
+        """The due times as a request field."""
         return None if self.dues is None else self.dues.packed_whole()
 
     def _dues(self, packed: bytes) -> array[int]:
-        """One alone is that of all messages."""
+        """Decode the due times of the reply; a single one applies to all messages."""
         dues = read_dues(packed)
         return dues * self.count if len(dues) == 1 else dues
 
@@ -101,7 +101,7 @@ class TransactionBatch(HandledBatch):
         return encoded
 
     def journalled(self) -> None:
-        """The broker's journal has it, so its bytes are not needed any more."""
+        """Release the records after the broker's journal has them."""
         encoded = self.encoded
         if encoded is not None:
             ends = None if encoded.ends is None else array("I", encoded.ends[: self.first_count])
@@ -109,7 +109,7 @@ class TransactionBatch(HandledBatch):
         self.dues = None
 
     def offset_of(self, index: int) -> int | None:
-        """None behind the first block, and where the commit did not tell."""
+        """Return None for messages after the first block, and where the commit returned no offset."""
         return super().offset_of(index) if index < self.first_count else None
 
     def when_finished(self, callback: Callable[[Batch], object]) -> None:
@@ -118,27 +118,30 @@ class TransactionBatch(HandledBatch):
         super().when_finished(callback)
 
 
-# What a transaction gathers before it goes: messages in batches, one open for each partition, and full ones.
-#
-# Order is kept per partition. A topic is taken as it was when its first message came: if it is deleted and made anew
-# meanwhile, the broker refuses the transaction, so that no part of it lands in another topic than the rest.
-
 BATCH_BYTES: Final = 256 << 10
-"""As much as a plain batch has; larger ones gain nothing."""
+"""As for plain batches; larger ones do not increase the throughput."""
 LOOK_BYTES: Final = 64 << 10
-"""How late it may be seen that a transaction has grown."""
+"""The size of a transaction is checked at least every time it has grown by this much."""
 NOT_YET: Final = 0.0
-"""Delays in a transaction count from its commit: nothing of them passes before."""
+"""Delays in a transaction start at its commit, so no time is subtracted before."""
 KEYLESS: Final = Message(None)
-"""Stands for any message without a key where a selector is asked for a whole batch."""
+"""Stands for any message without a key when a selector chooses for a whole batch."""
 
 
 class Gathering:
-    """The messages of one transaction that are not on their way. Runs under the driver's lock."""
+    """The unsent messages of one transaction: an open batch per partition, and full ones.
+
+    Order is kept per partition. The metadata of a topic is fixed at its first message: if the topic is deleted and
+    re-created in the meantime, the broker rejects the transaction, so that no part of it is stored in a different topic
+    than the rest. Runs under the driver's lock.
+    """
 
     def __init__(self, teller: Teller, sender: Sender, wall_clock: Callable[[], float] = time.time) -> None:
         self.shared: dict[str, TransactionBatch] = {}
-        """Open batches, by topic, that take any message without a key: what `send`'s short way appends to."""
+        """Open batches, by topic, that accept any message without a key.
+
+        The fast path of `send` appends to them.
+        """
         self._teller = teller
         self._sender = sender
         self._wall_clock = wall_clock
@@ -150,7 +153,7 @@ class Gathering:
         self._bytes_max = self._look_at = 0
 
     def knows(self, topic: str) -> bool:
-        """Whether a message for `topic` can be taken without asking the broker about it."""
+        """Return whether a message for `topic` can be appended without a metadata request."""
         return topic in self._topics or self._sender.lanes.knows(topic)
 
     @property
@@ -158,8 +161,9 @@ class Gathering:
         return not self._full and not any(batch.payloads for batch in self._open.values())
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Take one message of a topic that is known. Raises `MessageTooLarge`, `UnknownPartition`, and what a
-        selector raises.
+        """Append one message of a known topic.
+
+        Raises `MessageTooLarge`, `UnknownPartition`, and errors of the partition selector.
         """
         sender = self._sender
         length = 0 if payload is None else len(payload)
@@ -182,8 +186,10 @@ class Gathering:
     def append_many(
         self, topic: str, payloads: list[bytes], size_bytes: int, due: int | None = None
     ) -> tuple[TransactionBatch, int]:
-        """Take payloads without anything beside but one due, all into one batch; which, and the index of the first one
-        there. `size_bytes`: with what each record adds.
+        """Append payloads with the same due time and no key, tag or properties to one batch.
+
+        `size_bytes` includes the overhead of each record. Return the batch and the index of the first payload in it.
+        Raises `MessageTooLarge`.
         """
         self._sender.check_size(max(map(len, payloads)))
         batch = self._target(topic, KEYLESS, due is not None)
@@ -201,7 +207,10 @@ class Gathering:
         return batch, first
 
     def outgrew(self, limit_bytes: int) -> bool:
-        """Whether more than `limit_bytes` are gathered; may be seen `LOOK_BYTES` late."""
+        """Return whether more than `limit_bytes` are gathered.
+
+        The result may be late by `CHECK_INTERVAL_BYTES`.
+        """
         if self._bytes_max <= max(limit_bytes, self._look_at):
             return False
         size = self.size_bytes()
@@ -211,39 +220,39 @@ class Gathering:
 
     @property
     def batch_count(self) -> int:
-        """How many batches `take_all` would give at most."""
+        """Maximum number of batches that `drain_all` would return."""
         return len(self._full) + len(self._open)
 
     def size_bytes(self) -> int:
-        """What is gathered, exactly."""
+        """Return the exact size of the gathered messages."""
         return self._full_bytes + sum(BATCH_BYTES - batch.room for batch in self._open.values())
 
     def take_full(self) -> list[TransactionBatch]:
-        """The full batches, in order; they are not gathered any more."""
+        """Remove and return the full batches, in order."""
         taken, self._full, self._full_bytes = self._full, [], 0
         return taken
 
     def take_all(self) -> list[TransactionBatch]:
-        """Every batch with something in it, closed; nothing is gathered behind this."""
+        """Close, remove and return every batch that has messages."""
         for batch in list(self._open.values()):
             self._close(batch)
         self._bytes_max = self._look_at = 0
         return self.take_full()
 
     def put_back(self, batches: list[TransactionBatch]) -> None:
-        """What `take_all` gave did not go: it comes before everything that is gathered now."""
+        """Put unsent batches from `drain_all` back, ahead of all others."""
         self._full[:0] = batches
         self._full_bytes += sum(batch.size_bytes for batch in batches)
         self._bytes_max += sum(batch.size_bytes for batch in batches)
 
     def forget_topics(self) -> None:
-        """Whoever uses these topics next asks for them anew: one of them may be gone."""
+        """Discard the metadata of all its topics, because one may be deleted."""
         for topic in self._topics.values():
             self._sender.cluster.forget(topic.name)
             self._sender.lanes.forget(topic)
 
     def _target(self, topic: str, message: Message, delayed: bool) -> TransactionBatch:
-        """The open batch for `message`."""
+        """Return the open batch for `message`; create one if there is none."""
         free = message.partition is None and message.key is None and self._sender.selector.per_batch
         shared = self._shared_delayed if delayed else self.shared
         if free and topic in shared:
@@ -259,17 +268,17 @@ class Gathering:
         if free:
             shared[topic] = batch
             if not delayed:
-                self._bytes_max += batch.room  # the short way counts nothing
+                self._bytes_max += batch.room  # The fast path does not count what it appends.
         return batch
 
     def _pin(self, name: str) -> Topic:
         sender = self._sender
-        lane = sender.lanes.lane(name)
-        assert lane.topic is not None, "asked for before"
+        entry = sender.lanes.lane(name)
+        assert entry.topic is not None, "asked for before"
         if sender.cluster.stale(name):
-            sender.lanes.ask(lane)  # whether it has grown, for later transactions
-        self._topics[name] = lane.topic
-        return lane.topic
+            sender.lanes.ask(entry)  # New partitions are used by later transactions only.
+        self._topics[name] = entry.topic
+        return entry.topic
 
     def _close(self, batch: TransactionBatch) -> None:
         delayed = batch.dues is not None
@@ -284,14 +293,18 @@ class Gathering:
 
 
 BUFFER_BYTES: Final = 12 << 20
-"""What one transaction holds at most, apart from one message more: the flight, and half of it to go on with."""
+"""Maximum unacked bytes of one transaction, plus one message: 1.5 times the in-flight limit."""
 STRANGE: Final = (SequenceGap, UnknownProducer, StaleProducer)
-"""Answers to a stream that the broker knows otherwise than the pool does: a fresh one is taken."""
+"""Errors of a producer sequence that the broker does not know, or knows differently.
+
+The transaction then uses a new one.
+"""
 
 
 class Beginning(NamedTuple):
-    """What a transaction is begun with; `xid` "" is a local one, which ends with its connection. `member`: of a
-    commit group.
+    """Fields of BEGIN_TRANSACTION.
+
+    `xid` "" is a local transaction, which ends with its connection. `member`: of a commit group.
     """
 
     xid: str = ""
@@ -301,19 +314,20 @@ class Beginning(NamedTuple):
 
 
 class Pipeline:
-    """A transaction that outgrew one frame, or has a name: begun at the broker, its batches on their way while more
-    come.
+    """Begins a transaction at the broker and sends its batches while it grows.
 
-        beginning   waits for a stream and for the transaction's epoch
-        flowing     sends what is queued, as much at once as a plain stream does
-        pausing     the broker was busy: what it did not take goes again, in the same places
-        ended       nothing more is sent: all went, something failed, or its commit group has it done already
+    Used for a transaction that exceeds one request or has a name.
 
-    The broker takes the batches of one stream in order or not at all, so what is behind a refused one comes back too.
-    Memory is bounded: whoever sends waits while `BUFFER_BYTES` are under way. Runs as a task (see `tasks`), under the
-    driver's lock; all of its calls are unattended.
+        beginning   waits for a producer sequence and for the transaction's epoch
+        flowing     sends queued batches, with the in-flight limit of a plain partition sender
+        pausing     the broker was busy: sends the rejected batches again with the same sequences
+        ended       sends nothing more: all is sent, an error occurred, or the commit group has committed it already
 
-    `failure` says why nothing more of it can go; then it can only be rolled back.
+    The broker accepts the batches of one producer sequence in order or not at all, so all batches after a rejected one
+    are rejected, too. Memory is bounded: callers wait while `BUFFER_BYTES` are unacked. Runs as a background task under
+    the driver's lock; all its requests are background requests.
+
+    `failure` is the error after which the transaction can only be rolled back.
     """
 
     def __init__(
@@ -327,17 +341,20 @@ class Pipeline:
         self.beginning = beginning
         self.xid = beginning.xid
         self.epoch = epoch
-        """From begin on; given where somebody else has begun it."""
+        """Known after begin, or given for a transaction that was begun elsewhere."""
         self.state = "beginning"
         self.failure: TfmqError | None = None
         self.superfluous = False
-        """Whether its commit group has that sequence committed already: nothing is begun then."""
+        """Whether the commit group has committed this sequence already.
+
+        Then no transaction is begun.
+        """
         self.bytes = 0
-        """What is queued or in flight."""
+        """Bytes queued or in flight."""
         self.count = self.message_count = self.sent_bytes = 0
-        """How many batches, messages and bytes the broker has."""
+        """Batches, messages and bytes acked by the broker."""
         self.journalled: list[weakref.ref[TransactionBatch]] = []
-        """The batches that the broker has, in order; who wants to hear of one holds it."""
+        """The acked batches, in order. Weak references: delivery handles hold the batches."""
         self._link = link
         self._streams = streams
         self._seconds = seconds
@@ -346,7 +363,7 @@ class Pipeline:
         self._flight: deque[tuple[TransactionBatch, Call]] = deque()
         self._flight_bytes = 0
         self._stream: TransactionStream | None = None
-        self._fresh = False  # whether nothing of it has landed in this stream
+        self._fresh = False  # Whether no batch was acked under this producer sequence yet.
         self._moved_at = 0.0
         self._more = Flag()
         self._moved = Flag()
@@ -354,7 +371,7 @@ class Pipeline:
     # For the transaction
 
     def push(self, batches: Sequence[TransactionBatch]) -> None:
-        """Take over closed batches; they go as soon as they may."""
+        """Queue closed batches for sending."""
         if batches:
             self._queue.extend(batches)
             self.bytes += sum(batch.size_bytes for batch in batches)
@@ -365,21 +382,25 @@ class Pipeline:
         return self.bytes < BUFFER_BYTES
 
     def moved(self) -> Flag:
-        """Raised at the next change: begun, something arrived, or it failed."""
+        """Return the event set at the next change: begun, batches acked, or failed."""
         if self._moved.done:
             self._moved = Flag()
         return self._moved
 
     @property
     def begun(self) -> bool:
+        """Whether the broker has begun the transaction."""
         return self.epoch > 0
 
     def waiting(self) -> list[TransactionBatch]:
-        """Those that the broker does not have for sure."""
+        """Return the batches that are not acked."""
         return [*(batch for batch, _ in self._flight), *self._queue]
 
     def end(self) -> None:
-        """The transaction ended, and its task with it. A stream of which all is answered is good for the next one."""
+        """Stop after the end of the transaction.
+
+        Return the producer sequence to the pool if it is clean.
+        """
         stream, self._stream = self._stream, None
         if stream is not None and not self._flight and self.failure is None:
             self._streams.give(stream)
@@ -387,23 +408,23 @@ class Pipeline:
         self._moved.settle()
 
     def broke(self, error: Exception) -> None:
-        """Nothing more goes."""
-        told = error if isinstance(error, TfmqError) else TransactionError(f"The client failed: {error!r}")
+        """Stop sending and store the error as `failure`."""
+        failure = error if isinstance(error, TfmqError) else TransactionError(f"The client failed: {error!r}")
         if self.failure is None:
-            self.failure = told
+            self.failure = failure
         self.state = "ended"
         self._moved.settle()
 
-    # The task
+    # The background task
 
     def run(self) -> Operation[None]:
-        """From begin on until it is cancelled, or something fails."""
+        """Begin and send until cancelled, or until an error occurs."""
         try:
             yield from self._begin()
             while not self.superfluous:
                 self._send()
                 if self._queue and not self._flight:
-                    yield from self._change_stream()  # this one is full
+                    yield from self._change_stream()  # The current producer sequence has too few numbers left.
                     continue
                 yield Wait((self._more, self._flight[0][1]) if self._flight else (self._more,))
                 if self._more.done:
@@ -427,8 +448,11 @@ class Pipeline:
         self._moved.settle()
 
     def _asked_to_begin(self, until: float) -> Operation[BeginTransactionReply]:
-        """A named one is known again by its number. A local one ends with the connection that it was begun on, so
-        where that breaks another one is begun."""
+        """Send BEGIN_TRANSACTION until it succeeds.
+
+        The broker recognises a repeated begin of a named transaction by its number. A local one ends with the
+        connection on which it was begun, so after a lost connection a new one is begun.
+        """
         named = bool(self.beginning.xid)
         strange = 0
         while True:
@@ -458,7 +482,7 @@ class Pipeline:
             assert stream is not None, "begun"
             if batch.producer_id != stream.producer_id:
                 if not stream.fits(batch.count):
-                    return  # the next stream begins when this one's flight has landed
+                    return  # The next producer sequence starts when all in flight is acked.
                 stream.place(batch)
             self._queue.popleft()
             self._flight.append((batch, self._produce(batch)))
@@ -481,10 +505,10 @@ class Pipeline:
         )
         return self._link.call(request, encoded.data, seconds=self._seconds, unattended=True)
 
-    # Answers
+    # Replies
 
     def _take_answers(self) -> Operation[None]:
-        """Settle what was answered. What was refused for a passing reason goes again until it is taken."""
+        """Process the replies. Send again what was rejected with a retriable error."""
         pause = TRANSACTION_PAUSE_SECONDS
         self._moved_at = self._link.now()
         while (refusal := self._land()) is not None:
@@ -503,7 +527,7 @@ class Pipeline:
                 yield Wait((self._flight[0][1],))
 
     def _land(self) -> TfmqError | None:
-        """Settle what was answered, in order, up to the first that was refused: its error."""
+        """Ack the answered batches in order. Return the error of the first rejected one."""
         landed = False
         while self._flight and self._flight[0][1].done:
             batch, call = self._flight[0]
@@ -526,7 +550,7 @@ class Pipeline:
         return first.error if first is not None and first.done else None
 
     def _landed(self) -> Operation[None]:
-        """Wait until all that is in flight is answered; it is queued again, before everything else."""
+        """Wait until all requests in flight are answered, then queue their batches again."""
         for _, call in self._flight:
             while not call.done:
                 yield Wait((call,))
@@ -535,39 +559,41 @@ class Pipeline:
         self._flight_bytes = 0
 
     def _change_stream(self) -> Operation[None]:
-        """Go on in a stream that is new to the broker: this one is full, or strange to it."""
+        """Switch to a new producer sequence. The current one is full or unknown to the broker."""
         self._stream = yield from self._streams.leasing(self._link.now() + self._seconds)
         self._fresh = False
 
     def _told(self, error: TfmqError) -> TfmqError:
-        """Nothing of a transaction is there before its commit, whatever became of a batch; but others may commit it."""
+        """Return the error with a reason, and what is visible of the transaction.
+
+        Nothing is visible before the commit, whatever the outcome of a batch. But another client may commit a named
+        transaction.
+        """
         if not self.beginning.xid and self._link.connections != self._connection:
             reason = " The connection was lost, and with it the transaction."
         elif isinstance(error, UnknownTransaction | TransactionRolledBack):
-            reason = " Its time was over, or somebody else ended it."
+            reason = " It timed out, or another client ended it."
         else:
             reason = ""
         if isinstance(error, TransactionState | HeuristicOutcome):
-            visible = "Somebody else went on with it: these messages are not in it."
+            visible = "Another client continued it: these messages are not in it."
         else:
             visible = "Nothing of it is visible."
-        told = type(error)(f"{error.sentence}{reason} {visible}", outcome=NOT_DONE)
-        told.__cause__ = error
-        return told
+        failure = type(error)(f"{error.sentence}{reason} {visible}", outcome=NOT_DONE)
+        failure.__cause__ = error
+        return failure
 
-
-# The streams that transactions send in: ids of their own, so that they never meet the sequences of plain sends.
-#
-# A stream numbers the messages of its transactions without a gap, and its transactions too: by (id, number) the broker
-# knows a request again. One transaction at a time has it; then it goes back to the pool, unless what became of its last
-# request is not certain. Ids are plenty.
 
 STREAMS_KEPT = 1000
-"""More are dropped: so many transactions at once are rare, and a new stream costs a sixteenth of a round trip."""
+"""Maximum free producer sequences. A new one costs a sixteenth of a round trip."""
 
 
 class TransactionStream:
-    """One id with its next sequence and the number of its last transaction."""
+    """A producer id with its next sequence and the number of its last transaction.
+
+    The broker recognises a repeated request by (id, number). Transactions use ids of their own, so their sequences
+    never mix with those of plain sends.
+    """
 
     __slots__ = ("number", "producer_id", "sequence", "used_at")
 
@@ -578,17 +604,21 @@ class TransactionStream:
         self.used_at = now
 
     def fits(self, count: int) -> bool:
-        """Whether it can number `count` messages more."""
+        """Return whether sequences for `count` more messages are left."""
         return count <= sequences_left(self.sequence)
 
     def place(self, batch: TransactionBatch) -> None:
-        """Give `batch` the next sequences."""
+        """Assign the next sequences to `batch`."""
         batch.number(self.producer_id, self.sequence)
         self.sequence += batch.count
 
 
 class TransactionStreams:
-    """A producer's streams that are free; the last one used is the first to be used again."""
+    """The free producer sequences of a producer, used last in, first out.
+
+    One transaction at a time uses a sequence. It is returned to the pool unless the outcome of its last request is
+    unknown.
+    """
 
     def __init__(self, link: Link, identities: Identities) -> None:
         self._link = link
@@ -596,37 +626,37 @@ class TransactionStreams:
         self._free: list[TransactionStream] = []
 
     def give(self, stream: TransactionStream) -> None:
-        """It is free again: the broker's next sequence is its."""
+        """Return a sequence to the pool. Its next number must be the one that the broker expects."""
         stream.used_at = self._link.now()
         if len(self._free) < STREAMS_KEPT:
             self._free.append(stream)
 
     def taking(self, until: float) -> Operation[TransactionStream]:
-        """A free stream, or a new one. Raises `TimedOut`, and what leasing ids raised."""
+        """Return a free sequence, or a new one. Raises `TimedOut`, and the errors of leasing ids."""
         stream = self._fresh()
         return stream if stream is not None else (yield from self.leasing(until))
 
     def leasing(self, until: float) -> Operation[TransactionStream]:
-        """A stream that is new to the broker."""
-        lease = _Leasing()
-        self._identities.take(lease.taken)
-        while not lease.done:
+        """Return a sequence with a newly leased producer id. Raises as `acquire`."""
+        request = _Leasing()
+        self._identities.take(request.taken)
+        while not request.done:
             remaining = until - self._link.now()
             if remaining <= 0:
                 raise self._late()
-            yield Wait((lease,), remaining)
-        if lease.error is not None:
-            raise type(lease.error)(lease.error.sentence, outcome="not done")
-        return TransactionStream(lease.producer_id, self._link.now())
+            yield Wait((request,), remaining)
+        if request.error is not None:
+            raise type(request.error)(request.error.sentence, outcome="not done")
+        return TransactionStream(request.producer_id, self._link.now())
 
     def _late(self) -> TfmqError:
         link = self._link
         if link.state != "ready" and link.last_error is not None:
             return ConnectionFailed(link.last_error.sentence, outcome="not done")
-        return TimedOut("The broker gave no producer id in time.", outcome="not done")
+        return TimedOut("The broker returned no producer id in time.", outcome="not done")
 
     def _fresh(self) -> TransactionStream | None:
-        """A free one that the broker has not forgotten meanwhile."""
+        """Return a free sequence that the broker has not expired, or None."""
         oldest = self._link.now() - self._link.limits["producer_idle_seconds"] / 2
         while self._free:
             stream = self._free.pop()
@@ -636,7 +666,7 @@ class TransactionStreams:
 
 
 class _Leasing(Flag):
-    """Waits for one id."""
+    """Waits for one producer id."""
 
     __slots__ = ("error", "producer_id")
 

@@ -1,17 +1,17 @@
-"""The states of a transaction as its client sees them, and what each step does in each, as tables.
+"""The states of a transaction in the client, and tables of the effect of each step.
 
-open              takes messages
+open              accepts messages
 preparing, committing, rolling_back
-                  a step is under way
-prepared          kept by the broker until somebody says commit or rollback
-read_only         there was nothing in it: over
-committed         over, and visible
-applying          committed; a partition that takes no writes now will have its part later
-rolled_back       over, and nothing of it is there
+                  a step is in progress
+prepared          held by the broker until a commit or rollback
+read_only         ended: no message or offset was in it
+committed         ended and visible
+applying          committed; a partition that accepts no writes now gets its part later
+rolled_back       ended, and nothing of it is stored
 heuristic_committed, heuristic_rolled_back
-                  an operator ended it
-unknown           the answer to a step did not come: it may have happened
-abandoned         it belongs to the process that forked
+                  ended by an operator
+unknown           the reply to a step was lost: it may have been executed
+abandoned         belongs to the parent process after a fork
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ SEND, PREPARE, COMMIT, ROLLBACK = "send", "prepare", "commit", "rollback"
 UNDER_WAY: Final = {PREPARE: "preparing", COMMIT: "committing", ROLLBACK: "rolling_back"}
 STEPPING: Final = frozenset(UNDER_WAY.values())
 LIVE: Final = frozenset((OPEN, *STEPPING))
-"""States in which a transaction ends when its producer is closed, or nobody holds it any more."""
+"""The transaction is rolled back when its producer is closed or its last handle is deleted."""
 SUCCEEDED: Final = frozenset((COMMITTED, APPLYING, READ_ONLY, HEURISTIC_COMMITTED))
 FAILED: Final = frozenset((ROLLED_BACK, HEURISTIC_ROLLED_BACK))
 SETTLED: Final = SUCCEEDED | FAILED
 
 GO, DONE = "go", "done"
-"""Do the step; it was done before, so its answer is the state."""
+"""Results of `check_step`: execute the step; or it was executed before, return the state."""
 
 TABLE: Final[dict[tuple[str, str], str]] = {
     (SEND, OPEN): GO,
@@ -83,7 +83,7 @@ _ENDED_OTHERWISE: Final[dict[tuple[str, str], type[TfmqError]]] = {
 }
 _WORDS: Final = {
     READ_ONLY: "over, with nothing in it",
-    IN_DOUBT: "in doubt (a step had no answer; calling it again tells)",
+    IN_DOUBT: "in doubt (a step got no reply; calling it again returns the outcome)",
 }
 _ADVICE: Final = {
     SEND: "begin another one for further messages",
@@ -94,7 +94,10 @@ _ADVICE: Final = {
 
 
 def verdict(step: str, state: str, why: str = "") -> str:
-    """`GO` or `DONE`. Raises for what cannot be done in `state`; `why` is the sentence of how it came about."""
+    """Return `GO` or `DONE`. Raises the error of a step that is not allowed in `state`.
+
+    `reason`: the error message that says why the transaction is in this state.
+    """
     found = TABLE.get((step, state))
     if found is not None:
         return found
@@ -106,7 +109,7 @@ def verdict(step: str, state: str, why: str = "") -> str:
 
 
 def state_behind(step: str, error: TfmqError) -> str | None:
-    """What the broker's refusal of `step` says about the transaction; None: it is as it was before."""
+    """Return the state that the broker's error for `step` proves; None: the state is unchanged."""
     if isinstance(error, TransactionRolledBack):
         return ROLLED_BACK
     if isinstance(error, TransactionCommitted):
@@ -124,9 +127,9 @@ def with_advice(error: TfmqError, xid: str | None) -> TfmqError:
     """The error of a step, with what to do where nobody knows whether it happened; `xid` if anybody can resume it."""
     if error.outcome != UNKNOWN or isinstance(error, Damaged):
         return error
-    again = "calling it again tells, and cannot do it twice"
+    again = "calling it again returns the outcome, and cannot execute it twice"
     if xid is not None:
-        again = f"calling it again tells, or producer.resume({xid!r}) in any process"
-    told = type(error)(f"{error.sentence} Whether it happened is not known: {again}.", outcome=UNKNOWN)
+        again = f"calling it again returns the outcome, or producer.resume({xid!r}) in any process"
+    told = type(error)(f"{error.sentence} Whether it was executed is not known: {again}.", outcome=UNKNOWN)
     told.details = error.details
     return told

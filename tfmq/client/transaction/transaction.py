@@ -1,8 +1,7 @@
-"""One transaction without its waiting: what it gathers, how it ends, and what its handles say. The faces wrap it.
+"""One transaction without the waiting; the API variants wrap it.
 
-A small one stays here until its commit, which is one frame. One that outgrows `FRAME_BYTES`, has a name, or is to be
-prepared, is begun at the broker and sent as it grows (`transaction_pipeline`). Steps are operations, one at a time;
-each may be called again until its answer came.
+A small transaction is held in the client until its commit, which is one request. A transaction that exceeds
+`FRAME_BYTES`, has a name, or is prepared, is begun at the broker and sent while it grows (`Pipeline`).
 """
 
 from __future__ import annotations
@@ -54,13 +53,19 @@ from tfmq.message import Message
 from tfmq.protocol.commands import ACKS_SYNCED
 
 FRAME_BYTES: Final = 1 << 20
-"""What goes as one frame at most; a larger one is sent while it grows, so that neither side holds it in memory."""
+"""Maximum size of a transaction sent as one request.
+
+A larger one is sent while it grows, so that neither side holds all of it in memory.
+"""
 LEAVE_SECONDS: Final = 5.0
-"""How long leaving `with` behind an exception waits for the broker to drop what it has: it would do so by itself."""
+"""Time limit of the rollback at the end of `with` after an exception.
+
+The broker rolls back by itself later.
+"""
 
 
 class TransactionManager(TransactionServices, Protocol):
-    """What a transaction uses of the manager that began it."""
+    """The part of the manager that a transaction uses."""
 
     producer: ProducerContext
 
@@ -70,7 +75,10 @@ class TransactionManager(TransactionServices, Protocol):
 
 
 class TransactionCore:
-    """See the module. All of it runs under the driver's lock."""
+    """One transaction: its messages, its steps and its deliveries. Runs under the driver's lock.
+
+    Steps are operations, one at a time. Each may be repeated until its reply arrived.
+    """
 
     def __init__(self, home: TransactionManager, beginning: Beginning) -> None:
         self.home = home
@@ -79,11 +87,11 @@ class TransactionCore:
         self.gathering = Gathering(self, self.producer.sender, self.producer.wall_clock)
         self.ending = Ending(home, self.gathering, beginning)
         self.shared = self.gathering.shared
-        """What `send`'s short way appends to; empty where nothing may be sent."""
+        """The batches that the fast path of `send` appends to; empty where nothing may be sent."""
         self.entered = False
         self.suspended = False
         self.held = False
-        """Whether somebody goes on with it by its name, although nobody holds a handle on it."""
+        """Whether it stays open by its name without a handle (XA)."""
         self._why = ""
         self._counted = False
         self._stepped = Flag()
@@ -92,21 +100,21 @@ class TransactionCore:
 
     @property
     def xid(self) -> str | None:
-        """Its name; None before the broker gave it one."""
+        """The name; None before the broker has assigned one."""
         return self.ending.xid or None
 
     def resume(self, state: str, xid: str, epoch: int, prepared: bool) -> None:
-        """It is one that the broker has already, in `state`."""
+        """Attach to a transaction that the broker has, in `state`."""
         self.state = state
         self.ending.found(xid, epoch, prepared)
 
     def suspend(self) -> None:
-        """Nothing is sent in it until `suspended` is false again."""
+        """Reject messages until `suspended` is false again."""
         self.suspended = True
         self.shared.clear()
 
     def enter(self) -> None:
-        """`with` begins. Raises `NotAllowed` the second time."""
+        """Mark the start of `with`. Raises `NotAllowed` the second time."""
         if self.entered:
             raise NotAllowed("This transaction is in a `with` already: begin another one for each.")
         self.entered = True
@@ -114,12 +122,16 @@ class TransactionCore:
     # Sending
 
     def may_append(self, topic: str) -> bool:
-        """Whether `append` needs no waiting."""
+        """Return whether `append` can be called without waiting."""
         pipeline = self.ending.pipeline
         return self.gathering.knows(topic) and (pipeline is None or pipeline.has_room)
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Take one message. Raises what `verdict` and `Gathering.append` raise, and why it can only be rolled back."""
+        """Append one message.
+
+        Raises as `check_step` and `TransactionAccumulator.append`, and the error after which the transaction can only
+        be rolled back.
+        """
         self._check()
         delivery = self.gathering.append(topic, message, payload)
         self._let_go()
@@ -127,7 +139,7 @@ class TransactionCore:
         return delivery
 
     def sending(self, topic: str, message: Message, payload: bytes | None) -> Operation[Delivery]:
-        """Wait until the topic is known and there is room, then append."""
+        """Wait for the topic's metadata and for room, then append."""
         self._check()
         yield from self.producer.knowing(topic)
         yield from self._making_room()
@@ -136,29 +148,29 @@ class TransactionCore:
     def sending_many(
         self, topic: str, payloads: Iterable[Any], when: When = AT_ONCE
     ) -> Operation[Deliveries]:
-        """Take them all; ends when the last one is gathered or on its way."""
+        """Append all payloads. Ends when the last one is in a batch."""
         producer, due = self.producer, due_of(*when)
         self._check()
         producer.checked(topic, Message(b"")) if not producer.hooks else producer.check_open()
         deliveries = Deliveries(self)
-        taking = Taking(payloads)
+        chunker = Taking(payloads)
         while True:
-            yield Wait(taking, 0.0)
-            if not taking.chunk:
+            yield Wait(chunker, 0.0)
+            if not chunker.chunk:
                 return deliveries
             yield from producer.knowing(topic)
-            chunk = taking.plain() if producer.plain else None
+            chunk = chunker.plain() if producer.plain else None
             if chunk is not None:
-                yield from self._sending_plain(topic, chunk, taking, deliveries, due)
+                yield from self._sending_plain(topic, chunk, chunker, deliveries, due)
             else:
-                for item in taking.chunk:
+                for item in chunker.chunk:
                     message = producer.checked(topic, in_time(item, when))
                     payload = producer.payload(topic, message)
                     yield from self._making_room()
                     deliveries.add(*self.append(topic, message, payload), 1)
 
     def _sending_plain(
-        self, topic: str, chunk: list[bytes], taking: Taking, deliveries: Deliveries, due: int | None
+        self, topic: str, chunk: list[bytes], chunker: Taking, deliveries: Deliveries, due: int | None
     ) -> Operation[None]:
         sizes = list(map(len, chunk))
         overhead = self.producer.sender.overhead_bytes
@@ -172,10 +184,10 @@ class TransactionCore:
             deliveries.add(batch, first, len(part))
             self._let_go()
             start = stop
-        taking.adjust(sum(sizes) + overhead * len(chunk), BATCH_BYTES)
+        chunker.adjust(sum(sizes) + overhead * len(chunk), BATCH_BYTES)
 
     def _making_room(self) -> Operation[None]:
-        """Wait while too much is under way; it fails by itself where nothing moves."""
+        """Wait while too many bytes are unacked. The pipeline fails if there is no progress."""
         pipeline = self.ending.pipeline
         while pipeline is not None and not pipeline.has_room:
             self._check()
@@ -185,7 +197,7 @@ class TransactionCore:
     def _check(self) -> None:
         verdict(SEND, self.state, self._why)
         if self.suspended:
-            raise TransactionState("Work in this branch was ended: start(xid, resume=True) goes on with it.")
+            raise TransactionState("Work in this branch was ended: start(xid, resume=True) resumes it.")
         pipeline = self.ending.pipeline
         if pipeline is not None and pipeline.failure is not None:
             self._note(pipeline.failure)
@@ -195,7 +207,7 @@ class TransactionCore:
         self.producer.check_open()
 
     def _let_go(self) -> None:
-        """Send what is full, once it has outgrown a frame."""
+        """Send the full batches once the transaction exceeds one request."""
         if self.ending.pipeline is not None:
             pipeline = self.ending.grow()
             if self.gathering.outgrew(FRAME_BYTES):
@@ -204,7 +216,7 @@ class TransactionCore:
             self.ending.grow()
 
     def add_offsets(self, handed_out: HandedOut) -> None:
-        """These are committed with it. Those of a group replace earlier ones of it."""
+        """Commit these offsets with the transaction. They replace earlier ones of the same group."""
         verdict(SEND, self.state, self._why)
         row = handed_out.row
         if row.offsets:
@@ -212,13 +224,13 @@ class TransactionCore:
             self.ending.offsets[row.group] = row
 
     def take_committed(self) -> list[HandedOut]:
-        """The consumers that are to be told that it is committed; each is told once."""
+        """Remove and return the offsets whose consumers must be notified of the commit."""
         if self.state not in SUCCEEDED:
             return []
         return self._take_handed_out()
 
     def take_dropped(self) -> list[HandedOut]:
-        """The consumers that are to be told that it is rolled back; each is told once."""
+        """Remove and return the offsets whose consumers must be notified of the rollback."""
         return self._take_handed_out() if self.state in FAILED else []
 
     def _take_handed_out(self) -> list[HandedOut]:
@@ -228,7 +240,7 @@ class TransactionCore:
     # Steps
 
     def beginning(self) -> Operation[None]:
-        """Begin it at the broker now. Raises `TransactionExists`, what the broker answers."""
+        """Begin the transaction at the broker now. Raises `TransactionExists`, other broker errors."""
         try:
             yield from self.ending.beginning()
         except BaseException as error:
@@ -245,13 +257,16 @@ class TransactionCore:
         return self._step(ROLLBACK, lambda: self.ending.rolling_back(seconds))
 
     def _step(self, step: str, work: Callable[[], Operation[str]]) -> Operation[str]:
-        """One step; the state behind it. What it raises says what became of the transaction, and what to do."""
+        """Run one step and return the state after it.
+
+        Its errors contain the state of the transaction and what the caller can do.
+        """
         while self.state in STEPPING:
             yield Wait((self._stepped,))
         if verdict(step, self.state, self._why) == DONE:
             return self.state
         before, self.state = self.state, UNDER_WAY[step]
-        self.shared.clear()  # nothing is sent the short way meanwhile
+        self.shared.clear()  # The fast path must not append during a step.
         self._stepped = Flag()
         self.ending.asked = False
         try:
@@ -268,11 +283,14 @@ class TransactionCore:
         return state
 
     def _still(self, before: str) -> str:
-        """The state behind a step that did nothing. A frame that the broker has certainly not done is none any more."""
+        """Return the state after a step that was not executed.
+
+        A TRANSACT request that was certainly not executed leaves the transaction open.
+        """
         return before if before != IN_DOUBT or self.ending.begun or self.ending.framed else OPEN
 
     def _move(self, state: str, error: TfmqError | None) -> None:
-        """A step ended, with `error` where it was refused."""
+        """Finish a step, with its `error` if it was rejected."""
         if self.state in STEPPING:
             self.state = state
             if state in SETTLED:
@@ -283,10 +301,13 @@ class TransactionCore:
         if isinstance(error, UnknownTopic):
             self.gathering.forget_topics()
 
-    # The end
+    # End
 
     def leaving(self, error: BaseException | None) -> Operation[None]:
-        """`with` is left: commit, or roll back behind `error`. A prepared one is somebody's decision: it stays."""
+        """End of `with`: commit, or roll back after `error`.
+
+        A prepared transaction stays: another decision ends it.
+        """
         if error is None:
             if self.state not in SETTLED and self.state != IN_DOUBT:
                 yield from self._committing_or_dropping()
@@ -311,13 +332,16 @@ class TransactionCore:
             raise
 
     def _surely_roll_back(self) -> None:
-        """Nobody asked to commit or to prepare it, so it is rolled back, whether or not the broker's answer came."""
+        """Roll back, whether or not the broker replied: no commit or prepare was requested."""
         if self.state == IN_DOUBT:
             self.state = OPEN
         self.drop(None)
 
     def closing(self, until: float, why: str) -> Operation[bool]:
-        """Its producer is closed: roll it back, unless it ends otherwise by `until`; whether something was lost."""
+        """Roll back because the producer is closed, unless the transaction ends by `until`.
+
+        Return whether messages were lost.
+        """
         link = self.producer.link
         while self.state in STEPPING and link.now() < until:
             yield Wait((self._stepped,), until - link.now())
@@ -332,16 +356,19 @@ class TransactionCore:
         return lost
 
     def drop(self, error: TfmqError | None, why: str = "") -> None:
-        """It is rolled back, without waiting, unless it is prepared or under way; its deliveries fail with `error`."""
+        """Roll back an open transaction without waiting; its deliveries fail with `error`.
+
+        Has no effect on a prepared transaction, or while a step is in progress.
+        """
         if self.state == OPEN:
             self.ending.let_go()
             self.state, self._why = ROLLED_BACK, why
             self._settle(error or TransactionRolledBack(why))
 
     def abandon(self) -> None:
-        """In a forked child: it is the parent's."""
+        """In a forked child: the transaction belongs to the parent process."""
         self.state = ABANDONED
-        self._why = "The transaction belongs to the process that forked; that one ends it."
+        self._why = "The transaction belongs to the parent process, which ends it."
         self.ending.halt()
         for batch in self._batches():
             if batch is not None:
@@ -350,7 +377,7 @@ class TransactionCore:
         self._stepped.settle()
 
     def _settle(self, error: TfmqError | None) -> None:
-        """Everything in it is delivered, or has failed. The broker's last word is here, or not needed."""
+        """Complete or fail all deliveries. The final state is known, or not needed."""
         committed = self.state in SUCCEEDED
         if not committed and error is None:
             error = TransactionRolledBack()
@@ -374,18 +401,18 @@ class TransactionCore:
         yield from self.ending.batches()
         yield from self.gathering.take_all()
 
-    # What the handles on its messages ask
+    # Used by delivery handles
 
     def keep(self, batch: TransactionBatch) -> None:
-        """Somebody wants to be told what becomes of `batch`, and may not hold it."""
+        """Hold a reference to `batch` until its callbacks have run; the user may have dropped it."""
         self._kept.add(batch)
 
     def call_back(self, callback: Callable[[], object]) -> None:
-        """Run `callback` outside of every lock, soon."""
+        """Schedule `callback` to run outside of every lock."""
         self.producer.owner.call_back(callback)
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
-        """Wait until all are done. Raises `TimedOut`; `NotAllowed` unless the transaction is about to end."""
+        """Wait until all are done. Raises `TimedOut`; `NotAllowed` unless a step is in progress."""
         self.producer.owner.run(self._awaiting(batches, timeout))
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
@@ -398,8 +425,8 @@ class TransactionCore:
             while not batch.done:
                 if self.state not in STEPPING:
                     raise NotAllowed(
-                        "The commit of its transaction delivers a message, and that has not come: the transaction is"
-                        f" {self.state}. Ask behind the commit."
+                        "A message of a transaction is delivered by the commit, but the transaction is"
+                        f" {self.state}. Ask for the result after the commit."
                     )
                 remaining = None if until is None else until - link.now()
                 if remaining is not None and remaining <= 0:
@@ -407,35 +434,37 @@ class TransactionCore:
                 yield Wait((batch, self._stepped), remaining)
 
 
-# What the transactions of all faces are: a core, and what needs no waiting.
-
-
 class TransactionHandle:
-    """A transaction without the ways to wait. One that nobody holds any more is rolled back, unless it is prepared."""
+    """A transaction without the ways to wait.
+
+    A transaction whose last handle is deleted is rolled back, unless it is prepared.
+    """
 
     _core: TransactionCore
 
     @property
     def xid(self) -> str | None:
-        """Its name, by which any process can `resume` it; None as long as the broker has given it none."""
+        """The name, by which any process can `resume` it; None before the broker has assigned one."""
         return self._core.xid
 
     @property
     def state(self) -> str:
-        """ "open", "prepared", "committed", "applying" (committed; a partition that takes no writes now gets its part
-        later), "read_only" (over: nothing was in it), "rolled_back", "heuristic_committed" and "heuristic_rolled_back"
-        (an operator ended it), "unknown" (an answer did not come: call the step again), "preparing", "committing" and
-        "rolling_back" while that is under way, "abandoned" in a forked child.
+        """The current state of the transaction.
+
+        "open", "prepared", "committed", "applying" (committed; a partition that accepts no writes now gets its part
+        later), "read_only" (ended: it was empty), "rolled_back", "heuristic_committed" and "heuristic_rolled_back"
+        (ended by an operator), "unknown" (a reply was lost: repeat the step), "preparing", "committing" and
+        "rolling_back" while a step is in progress, "abandoned" in a forked child.
         """
         return self._core.state
 
     @property
     def dropped(self) -> int:
-        """How many messages had no topic any more when it was committed."""
+        """How many messages were dropped at the commit because their topics were deleted."""
         return self._core.ending.dropped
 
     def _tell(self) -> None:
-        """The consumers whose offsets were in it learn how it ended, outside of the producer's lock."""
+        """Notify the consumers of its offsets how it ended, outside of the producer's lock."""
         for each in self._core.take_committed():
             each.committed()
         for each in self._core.take_dropped():
