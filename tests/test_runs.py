@@ -106,7 +106,7 @@ def test_a_store_that_can_keep_nothing_ends_the_run_before_any_call(
                 handled.append, signals=False
             )
 
-        with pytest.raises(tfmq.StoreFailed, match="No dead letters can be kept at"):
+        with pytest.raises(tfmq.StoreFailed, match="No dead letters can be stored at"):
             if face == "blocking":
                 tfmq.Consumer(broker.servers, **told).run(handled.append, signals=False)
             elif face == "asyncio":

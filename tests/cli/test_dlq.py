@@ -258,7 +258,7 @@ def fails_at(number: int) -> Callable[[Letter], dict[str, Any]]:
         (["export", "--store", "STORE", "-o", "/nonexist/f"], 1, "/nonexist/f cannot be written: No such"),
         (["list", "--store", "STORE", "--state", "asleep"], 2, "asleep"),
         (["list", "--store", "STORE", "--since", "soon"], 2, "is no time"),
-        (["list", "--store", "/"], 1, "No dead letters can be kept at"),
+        (["list", "--store", "/"], 1, "No dead letters can be stored at"),
         (["list", "--store", "topic:dead"], 3, ""),
         (["show", "zz", "--store", "STORE"], 1, "There is no dead letter 'zz'"),
         (["show", "", "--store", "STORE"], 1, "Several dead letters begin with"),
@@ -324,7 +324,7 @@ def test_dead_letters_are_sent_again(cli: Cli, topic: str, broker: LiveServer, h
 def test_a_topic_as_the_store(cli: Cli, topic: str, broker: LiveServer) -> None:
     cli("send", topic, "0")
     missing = cli("dlq", "list", "--store", f"topic:{topic}-dead")
-    assert (missing.code, "no consumer kept any there" in missing.err) == (1, True)
+    assert (missing.code, "no consumer stored any there" in missing.err) == (1, True)
     with tfmq.Consumer(broker.address, topics=topic) as consumer:
         (read,) = consumer.poll(10)
     process = Process(broker.address, f"{topic}-dead")

@@ -32,7 +32,7 @@ def test_a_broker_that_went_away_and_came_back_is_told_once_each(
         if message.text == "a":
             bench.broker.stop()
             bench.broker.clock.advance(SOON)
-            assert [each.message.split(";")[0] for each in warnings()] == ["The broker is away"]
+            assert [each.message.split(";")[0] for each in warnings()] == ["The broker is unreachable"]
             bench.broker.clock.advance(60)
             bench.broker.start()
             bench.broker.clock.advance(SOON)
@@ -43,7 +43,7 @@ def test_a_broker_that_went_away_and_came_back_is_told_once_each(
     with caplog.at_level(logging.INFO, "tfmq.consumer"):
         bench.run(handler, until=2)
     assert [each.levelname for each in warnings()] == ["WARNING", "INFO"]
-    assert warnings()[1].message == "The broker is back."
+    assert warnings()[1].message == "The broker is reachable again."
 
 
 def test_an_end_without_the_broker_waits_a_few_seconds_and_says_what_is_not_saved(bench: Bench) -> None:
@@ -53,7 +53,7 @@ def test_an_end_without_the_broker_waits_a_few_seconds_and_says_what_is_not_save
         bench.broker.stop()
         times.append(bench.broker.clock.monotonic())
 
-    with pytest.raises(ConnectionFailed, match="what was handled last could not be saved"):
+    with pytest.raises(ConnectionFailed, match="the last offsets could not be saved"):
         bench.run(handler, until=1)
     took = bench.broker.clock.monotonic() - times[0]
     assert AWAY_SECONDS <= took <= AWAY_SECONDS + SLACK_SECONDS
@@ -75,7 +75,7 @@ def test_an_end_without_the_broker_where_all_is_saved_is_a_good_one(
     bench.run(handler, until=1, commits="manual")
     took = bench.broker.clock.monotonic() - times[0]
     assert AWAY_SECONDS <= took <= AWAY_SECONDS + SLACK_SECONDS
-    assert "so the group was not left; all that was handled is saved" in caplog.text
+    assert "so the group was not left; all offsets are saved" in caplog.text
 
 
 def test_a_broker_that_comes_back_in_these_seconds_takes_it_all(bench: Bench) -> None:

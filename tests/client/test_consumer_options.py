@@ -179,7 +179,7 @@ def test_coroutine_functions_are_for_those_who_await(name: str) -> None:
 @pytest.mark.parametrize("name", ["on_assigned", "on_revoked"])
 def test_a_generator_tells_nobody_in_any_face(face: Any, name: str) -> None:
     for function in (_generator, _generator_too):
-        with pytest.raises(BadRequest, match=f"{name}= has a yield in it"):
+        with pytest.raises(BadRequest, match=f"{name}= contains a yield"):
             face("127.0.0.1:1", topics="orders", group="g", **{name: function})
 
 
@@ -196,7 +196,7 @@ def test_what_poll_takes(face: Any, arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("message", ["x", 36, ("orders", 0)])
 def test_what_commit_takes(face: Any, message: Any) -> None:
-    with pytest.raises(BadRequest, match="is a message that this consumer gave"):
+    with pytest.raises(BadRequest, match="takes a message that this consumer delivered"):
         stepped(face("127.0.0.1:1", topics="orders", group="g").commit(message))
 
 

@@ -220,7 +220,7 @@ def test_a_member_that_was_taken_for_dead_drops_what_it_had_and_saves_nothing(
         script.commit(message)
     script.close(processed=True)
     assert broker.saved("g") is None
-    assert caplog.text.count("was taken for dead") == 1
+    assert caplog.text.count("expired, and joins again") == 1
 
 
 def test_it_joins_again_and_goes_on_with_what_it_is_given_then(broker: Broker) -> None:
@@ -289,7 +289,7 @@ def test_a_close_that_comes_too_late_warns_only(broker: Broker, caplog: pytest.L
     broker.take_over("g")
     script.close(processed=True)
     assert broker.saved("g") is None
-    assert "orders-0 is another member's of group g by now" in caplog.text
+    assert "orders-0 belongs to another member of group g by now" in caplog.text
 
 
 def test_a_save_that_fails_in_passing_is_tried_again(broker: Broker) -> None:

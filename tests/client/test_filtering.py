@@ -51,7 +51,7 @@ def test_what_is_to_be_awaited_is_no_yes(batch: Batch) -> None:
     async def wanted(message: Any) -> bool:
         return False
 
-    with pytest.raises(BadRequest, match="gave a coroutine"):
+    with pytest.raises(BadRequest, match="but a coroutine"):
         filtered(batch, lambda message: wanted(message))
     found, _ = filtered(batch, lambda message: [] if message.text == "0" else "yes")
     assert [message.text for message in found.messages] == ["1", "2", "3"], "any yes is one"

@@ -270,7 +270,7 @@ def test_handlers_save_by_commit_or_in_transactions_and_not_by_both(bench: Bench
             with producer.transaction() as tx:
                 tx.commit_offsets(consumer)
             for wrong in (consumer.commit, lambda: consumer.commit(message)):
-                with pytest.raises(NotAllowed, match=r"Write commit_offsets\(consumer\) everywhere"):
+                with pytest.raises(NotAllowed, match=r"Use commit_offsets\(consumer\) everywhere"):
                     wrong()
                 refused.append(message.text)
             consumer.stop()

@@ -98,7 +98,7 @@ def test_commit_of_one_message_covers_those_before_it() -> None:
 def test_what_was_not_handed_out_cannot_be_committed() -> None:
     made, ready = positions(), batch()
     looped(made, ready, 1)
-    with pytest.raises(BadRequest, match="not handed out"):
+    with pytest.raises(BadRequest, match="not delivered"):
         made.settle_to(ready.messages[2])
     with pytest.raises(BadRequest, match="does not read"):
         made.settle_to(batch(B).messages[0])

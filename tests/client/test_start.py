@@ -84,7 +84,7 @@ def test_it_waits_for_a_topic_that_is_not_there_and_never_makes_it(
     script = Script(broker, start="latest")
     assert script.poll(10) == []
     assert [each for each in caplog.messages if "orders" in each] == [
-        "orders is not there yet; waiting for it. Reading never makes a topic."
+        "orders does not exist yet; waiting for it. Reading never creates a topic."
     ]
     assert not any(request.create for request in broker.sent(wire.Metadata))
     filled(broker, 2)

@@ -153,7 +153,7 @@ def test_a_file_that_is_no_store_is_told_in_a_sentence(tmp_path: Path) -> None:
 def test_where_no_letter_can_ever_be_kept_nobody_waits(tmp_path: Path, place: str, prefix: str) -> None:
     (tmp_path / "no-database").write_bytes(b"secret payload " * 1000)
     found = Database(parse_address(f"{prefix}{tmp_path / place}"))
-    with pytest.raises(StoreUnusable, match="No dead letters can be kept at") as failed, found.writing():
+    with pytest.raises(StoreUnusable, match="No dead letters can be stored at") as failed, found.writing():
         pass
     assert not failed.value.retriable
 

@@ -499,5 +499,5 @@ def test_of_letters_in_a_topic_that_was_deleted_meanwhile_nobody_knows(
     broker.admin().delete_topic("orders")
     broker.admin().create_topic("orders")
     report, _ = redrive(broker, store)
-    assert report.unsure and all("nobody can tell" in each for each in report.unsure)
+    assert report.unsure and all("which is unknown now" in each for each in report.unsure)
     assert states(broker, store)[REDRIVING] == len(report.unsure)

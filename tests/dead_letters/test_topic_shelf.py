@@ -93,7 +93,7 @@ def test_a_topic_that_was_deleted_is_begun_anew(broker: SimulatedBroker) -> None
 def test_who_only_looks_makes_no_topic(broker: SimulatedBroker) -> None:
     holder = Holder(broker, create=False)
     assert holder.process.run(holder.shelf.is_there()) is False
-    with pytest.raises(UnknownTopic, match="no consumer kept"):
+    with pytest.raises(UnknownTopic, match="no consumer stored"):
         holder.letters()
     assert broker.admin().topics() == []
 

@@ -262,9 +262,7 @@ def unprivileged(what: Callable[[], None]) -> int:
             code = 0
         except StoreFailed as error:
             code = (
-                3
-                if "Permission denied; its folder must be there" in str(error) and not error.retriable
-                else 4
+                3 if "Permission denied; its folder must exist" in str(error) and not error.retriable else 4
             )
         finally:
             os._exit(code)
@@ -285,7 +283,7 @@ def test_a_folder_that_may_not_be_written_is_a_final_failure() -> None:
 def test_a_place_where_no_file_can_be_is_a_final_failure(tmp_path: Path, place: str) -> None:
     (tmp_path / "a-file").touch()
     storage = FileOffsets(str(tmp_path / place))
-    with pytest.raises(StoreFailed, match="its folder must be there") as caught:
+    with pytest.raises(StoreFailed, match="its folder must exist") as caught:
         storage.save("billing", 1, {A: PLACE})
     assert not caught.value.retriable and str(tmp_path) in str(caught.value)
 

@@ -94,7 +94,7 @@ def test_a_lock_that_is_not_given_back_is_passing_trouble(
 
 def test_a_server_that_does_not_listen_is_passing_trouble() -> None:
     storage = SqlOffsets("postgresql+psycopg://127.0.0.1:1/db?connect_timeout=2")
-    with pytest.raises(StoreFailed, match="does not answer") as caught:
+    with pytest.raises(StoreFailed, match="does not respond") as caught:
         storage.read("billing", [A])
     assert caught.value.retriable
 
@@ -103,7 +103,7 @@ def test_a_server_that_does_not_listen_is_passing_trouble() -> None:
 def test_a_place_where_no_database_can_be_is_a_final_failure(tmp_path: Path, place: str) -> None:
     (tmp_path / "a-file").touch()
     storage = SqlOffsets(f"sqlite:///{tmp_path / place}")
-    with pytest.raises(StoreFailed, match=r"cannot be in .*must be there") as caught:
+    with pytest.raises(StoreFailed, match=r"cannot be in .*must exist") as caught:
         storage.read("billing", [A])
     assert not caught.value.retriable
     storage.close()

@@ -381,7 +381,7 @@ def test_what_is_no_session_and_no_consumer_is_refused(fresh: Engine, consumer: 
         tfmq.sql.commit_offsets(fresh, consumer)  # type: ignore[call-overload]
     with Session(fresh) as session, pytest.raises(TypeError, match="consumer"):
         tfmq.sql.commit_offsets(session, fresh)
-    with Session(fresh) as session, pytest.raises(BadRequest, match="not handed out"):
+    with Session(fresh) as session, pytest.raises(BadRequest, match="not delivered"):
         message = next(consumer)
         tfmq.sql.commit_offsets(session, consumer, message._replace(offset=1 << 40, next_offset=1 << 41))
 

@@ -1,4 +1,4 @@
-"""Dead letters: messages whose handling failed, kept where the consumer runs. docs/dead-letters.md is the page.
+"""Dead letters: messages whose handling finally failed. docs/dead-letters.md is the manual.
 
 What `tfmq dlq` does, from a program:
 
@@ -9,7 +9,8 @@ What `tfmq dlq` does, from a program:
             print(letter.id, letter.message().text, letter.failures[-1].traceback)
         desk.redrive(Wish(Selection(error="Timeout"), rate=50.0))
 
-For a consumer `open_dead_letters` gives a `tfmq.client.worker.dead_letter_store.DeadLetters`. Importing it is light.
+A consumer gets its store by `open_dead_letters`, a `tfmq.client.worker.dead_letter_store.DeadLetterStore`.
+All names are imported lazily, so importing this package is cheap.
 """
 
 from importlib import import_module

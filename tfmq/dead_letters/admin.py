@@ -1,9 +1,9 @@
-"""Dead letters as a person works on them: look, have them handled again, drop them, send them to a topic again.
+"""Administration of dead letters: list, retry, drop and redrive. Blocking.
 
     with Desk("/var/lib/billing/dead.db") as desk:
         for letter in desk.letters(Selection(states=("dead",))): ...
 
-A store in a database needs no broker, except to send something. Blocking.
+A store in a database needs no broker, except to send messages.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tfmq.errors import TfmqError
 
 ALL = Selection()
 CALLS = 6
-"""How often one that a person has handled again may fail before it is dead again: as a new message with `retries=5`."""
+"""Handler calls of a letter that a person retries, as for a new message with `retries=5`."""
 
 
 def default_stores(group: str | None = None) -> list[str]:
-    """The stores of this user's consumers that were told of none, of all brokers; or those of one group."""
+    """Return the default stores of this user's consumers, of all groups or of one."""
     folder = state_folder()
     found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")] if folder.is_dir() else []
     meant = [each for each in found if group is None or each.name == f"{group}{SUFFIX}"]
@@ -41,9 +41,10 @@ def default_stores(group: str | None = None) -> list[str]:
 
 
 class Desk:
-    """One store. `where` as `dead_letters=` of a consumer; `servers` only for a topic, and to send something.
+    """Access to one store. `where`: as `dead_letters=` of a consumer.
 
-    Raises `BadRequest` for what names no store, and where a verb is called `StoreFailed`, or what a broker answers.
+    `servers`: for topics and redrives. Raises BadRequest for an invalid address; the methods raise
+    StoreFailed, and errors of the broker.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Desk:
             self._shelf = SqlShelf(self._store, inline)
 
     def is_there(self) -> bool:
-        """Whether any consumer kept something here yet."""
+        """Return whether the store exists, that is, whether a consumer stored something in it."""
         if self._store is not None:
             return self._store.database.is_there()
         shelf = self._opened()
@@ -75,17 +76,20 @@ class Desk:
         return bool(self._run(shelf.is_there()))
 
     def check(self) -> None:
-        """Raises `TfmqError` with a sentence where there is no store."""
+        """Raise TfmqError if the store does not exist."""
         if not self.is_there():
             raise TfmqError(
-                f"There are no dead letters at {self.name}: no consumer kept any there yet.",
+                f"There are no dead letters at {self.name}: no consumer stored any there yet.",
                 outcome="not done",
             )
 
-    # Looking
+    # Queries
 
     def letters(self, selection: Selection = ALL, *, whole: bool = False) -> Iterator[Letter]:
-        """Those that are meant, in the order in which they were first kept; `whole`: with their bodies."""
+        """Iterate over matching letters in the order of their first storing.
+
+        `whole`: with their bodies.
+        """
         selection.check()
         page = START
         while found := self._run(self._opened().find(selection, page, PAGE_LETTERS, whole=whole)):
@@ -93,26 +97,29 @@ class Desk:
             page = Page(found[-1].kept_ms, found[-1].id)
 
     def starting_with(self, id: str) -> list[Letter]:
-        """At most two whose ids begin so."""
+        """Return at most two letters whose ids have this prefix."""
         found: list[Letter] = self._run(self._opened().find(Selection(ids=(id,)), START, 2))
         return found
 
     def get(self, id: str) -> Letter | None:
-        """The whole letter, with its body and all tracebacks."""
+        """Return a letter with its body and all tracebacks, or None."""
         found: Letter | None = self._run(self._opened().get(id))
         return found
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """How many there are: (group, state) -> number."""
+        """Return the number of letters by (group, state)."""
         found: dict[tuple[str, str], int] = self._run(self._opened().counts())
         return found
 
-    # Changing
+    # Changes
 
     def retry(self, ids: Iterable[str], calls: int = CALLS, *, force: bool = False) -> list[Letter | None]:
-        """Have these handled again, soon, by a consumer of their group at their broker; None for one that is not there,
-        or whose state does not allow it. `ids` are whole. `force`: by one at the broker of `servers`, also those that
-        are of another broker, or do not say of which."""
+        """Have letters handled again, soon, by a consumer of their group at their broker.
+
+        `ids` are complete ids. Return the letters; None for a missing one, or one whose state does not allow
+        it. `force`: by a consumer at the broker of `servers`, also letters that belong to another or an
+        unknown broker.
+        """
         if force:
             link, driver = self._reached()
             broker = driver.run(find_broker(link, link.now() + TIMEOUT_SECONDS))
@@ -121,17 +128,20 @@ class Desk:
         return self._each(ids, model.Retry(self._now_ms(), calls))
 
     def drop(self, ids: Iterable[str], *, force: bool = False) -> list[Letter | None]:
-        """Nobody wants these any more; None for one that is not there, or whose state does not allow it. `force`: also
-        those that may be on their way to a topic, and that is not known."""
+        """Discard letters. Return them.
+
+        None for a missing one, or one whose state does not allow it. `force`: also letters in transit to a
+        topic, of which it is unknown whether they are stored there.
+        """
         return self._each(ids, model.Drop(self._now_ms(), force))
 
     def redrive(
         self, wish: Wish, told: Callable[[int], object] = lambda sent: None, report: Report | None = None
     ) -> Report:
-        """Send what is wished for to a topic again, each letter once; `told(n)` when so many more are there.
+        """Send the requested letters to a topic again, each exactly once.
 
-        Raises what keeps it from going on; `report`, where one is given, says how far it came. What was begun then, or
-        by one that was killed, the next one goes on with.
+        `told(n)` is called when `n` more are stored. Raises what prevents it from continuing; a given
+        `report` then has what was done. The next redrive resumes letters in transit, also after a kill.
         """
         link, driver = self._reached()
         work = Redrive(self._opened(), link, wish, wall_clock=self._wall_clock, told=told, report=report)
@@ -139,6 +149,7 @@ class Desk:
         return found
 
     def close(self) -> None:
+        """Close the store and the connection."""
         if self._shelf is not None:
             self._shelf.close()
         if self._driver is not None:
@@ -152,9 +163,10 @@ class Desk:
     ) -> None:
         self.close()
 
-    # Beneath
+    # Internals
 
     def _each(self, ids: Iterable[str], event: model.Event) -> list[Letter | None]:
+        """Apply an event to all letters, page by page."""
         steps = [(id, event) for id in ids]
         found: list[Letter | None] = []
         for first in range(0, len(steps), PAGE_LETTERS):
@@ -162,6 +174,7 @@ class Desk:
         return found
 
     def _reached(self) -> tuple[Link, BlockingDriver]:
+        """Connect to the broker on first use."""
         if self._link is None or self._driver is None:
             reached = reach(self._servers, BlockingDriver)
             self._link, self._driver = reached.link, reached.driver
@@ -169,13 +182,14 @@ class Desk:
         return self._link, self._driver
 
     def _opened(self) -> Shelf:
+        """Open the store on first use."""
         if self._shelf is None:
             link, _ = self._reached()
             self._shelf = TopicShelf(link, self.address.value, create=False)
         return self._shelf
 
     def _run(self, operation: Operation[Any]) -> Any:
-        """A database's operations never wait here; those of a topic wait for the broker."""
+        """Run an operation. Those of a database never wait; those of a topic wait for the broker."""
         if self._store is None:
             return self._reached()[1].run(operation)
         try:

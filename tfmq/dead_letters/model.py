@@ -1,7 +1,8 @@
-"""What happens to dead letters. A store applies events and nothing else; `course` says what each does.
+"""Data model of dead letters: the letter, the events that change it, selections.
 
-Each has the time at which it happened, `at_ms`, in ms since 1970. Those of whoever has taken a letter bear its `token`,
-and do nothing once it is another's.
+A store applies events and nothing else; `state_machine` defines what each changes. `at_ms` is the time of an
+event in ms since 1970. Events of a lease have its `token`, and have no effect after the lease passed to
+another consumer.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from tfmq.message import Attribute, decode_attribute
 
 
 class Keep(NamedTuple):
-    """The message was given up, or put off until `next_ms` (0: it is dead). `letter` has its history and `calls`.
-    `begun`: besides these, its last call was counted when it began."""
+    """The message is dead, or is to be handled again at `next_ms` (0: dead).
+
+    `letter` has its failures and `calls`. `begun`: a further call, the last one, was counted by a
+    `BeginEvent`.
+    """
 
     at_ms: int
     letter: Letter
@@ -29,16 +33,20 @@ class Keep(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """A call in a lane begins, of a message that may have ended its process before. `letter` has the calls that are
-    left to one of which nothing was noted yet."""
+    """A handler call starts, of a message that may have crashed its process in a former run.
+
+    `letter` has the number of calls left for a message that is not stored yet.
+    """
 
     at_ms: int
     letter: Letter
 
 
 class Note(NamedTuple):
-    """A call failed, and the consumer keeps the message in its lane; `letter` has the failure, and calls left likewise.
-    `begun`: the call was counted when it began."""
+    """A call failed, and the consumer will call again.
+
+    `letter` has the failure and the calls left. `begun`: the call was counted by a `BeginEvent`.
+    """
 
     at_ms: int
     letter: Letter
@@ -46,13 +54,13 @@ class Note(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """Behind failures that were noted, the message was handled in its lane."""
+    """The message was handled after recorded failures."""
 
     at_ms: int
 
 
 class Take(NamedTuple):
-    """`token` handles it now, and has it until `lease_ms`."""
+    """The consumer with `token` leases the letter until `lease_ms`."""
 
     at_ms: int
     token: str
@@ -60,18 +68,25 @@ class Take(NamedTuple):
 
 
 class Renew(NamedTuple):
+    """The lease is extended."""
+
     at_ms: int
     token: str
     lease_ms: int
 
 
 class Handled(NamedTuple):
+    """The leased letter was handled."""
+
     at_ms: int
     token: str
 
 
 class Failed(NamedTuple):
-    """It is handled again at `next_ms`, unless its calls are used up; 0: never."""
+    """The call of a leased letter failed; it is handled again at `next_ms` (0: never).
+
+    Without calls left it is dead.
+    """
 
     at_ms: int
     token: str
@@ -80,6 +95,8 @@ class Failed(NamedTuple):
 
 
 class PutOff(NamedTuple):
+    """The handler postponed a leased letter until `next_ms`."""
+
     at_ms: int
     token: str
     failure: Failure
@@ -87,28 +104,28 @@ class PutOff(NamedTuple):
 
 
 class GiveBack(NamedTuple):
-    """It was taken and not handled."""
+    """The leased letter is released without a call."""
 
     at_ms: int
     token: str
 
 
 class Retry(NamedTuple):
-    """A person wants it handled again, with so many calls before it is dead again."""
+    """A person requests that the letter be handled again, with `calls_left` further calls."""
 
     at_ms: int
     calls_left: int
 
 
 class Drop(NamedTuple):
-    """A person wants it no more. `force`: also where it may be under way to a topic."""
+    """A person discards the letter. `force`: also if it may be in transit to a topic."""
 
     at_ms: int
     force: bool = False
 
 
 class Adopt(NamedTuple):
-    """Its message is of this broker. `force`: also where it says another one."""
+    """The letter's message belongs to this broker. `force`: also if another broker was recorded."""
 
     at_ms: int
     broker: str
@@ -116,7 +133,7 @@ class Adopt(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """`token` sends it again. `waiting`: also one that is to be handled again."""
+    """The redrive with `token` is going to send the letter. `waiting`: also a waiting one."""
 
     at_ms: int
     token: str
@@ -124,7 +141,7 @@ class Claim(NamedTuple):
 
 
 class Depart(NamedTuple):
-    """Its place in a stream is settled: from now on it may have been sent."""
+    """The letter's producer sequence is recorded; it may have been sent from now on."""
 
     at_ms: int
     token: str
@@ -132,7 +149,7 @@ class Depart(NamedTuple):
 
 
 class Arrive(NamedTuple):
-    """The broker has it, at `offset` (-1: it did not say)."""
+    """The broker stored the letter's message at `offset` (-1: unknown)."""
 
     at_ms: int
     producer_id: int
@@ -141,7 +158,10 @@ class Arrive(NamedTuple):
 
 
 class Return(NamedTuple):
-    """It was not sent under this place (0, 0: it had none yet), and never will be, that is known: it is dead again."""
+    """It is certain that the letter was not and will not be sent with this sequence.
+
+    It is dead again. `producer_id` and `sequence` are 0 if none was recorded.
+    """
 
     at_ms: int
     token: str
@@ -172,28 +192,28 @@ Event = (
 
 ID_CHARACTERS: Final = 16
 FAILURES_KEPT: Final = 20
-"""Of a letter's calls these are remembered one by one: the first, and the latest."""
+"""Failures kept per letter: the first, and the latest ones."""
 TRACEBACKS_KEPT: Final = 5
-"""Of these, the traceback too: they repeat each other."""
+"""Failures kept with a traceback; tracebacks are usually alike."""
 
 FAILING, WAITING, RETRYING, DEAD = "failing", "waiting", "retrying", "dead"
 REDRIVING, REDRIVEN, HANDLED, DROPPED = "redriving", "redriven", "handled", "dropped"
 STATES: Final = (FAILING, WAITING, RETRYING, DEAD, REDRIVING, REDRIVEN, HANDLED, DROPPED)
 ENDED: Final = (REDRIVEN, HANDLED, DROPPED)
-"""Nothing is left to be done."""
+"""Final states."""
 
 
 class Body(NamedTuple):
-    """What may be large: `payload`, None for a tombstone · `attribute` as it stood in the record."""
+    """Possibly large part of a letter: `payload` (None: tombstone) and the encoded `attribute`."""
 
     payload: bytes | None
     attribute: bytes | None
 
 
 class Journey(NamedTuple):
-    """Where a letter is being sent again: the place of its record in a stream, settled before it was sent.
+    """Target of a letter that is sent again: its producer sequence, recorded before it was sent.
 
-    `from_offset`: the end of the partition's log at that time; the record lies at or behind it, if it is there ·
+    `from_offset`: end of the partition's log at that time; if the record is stored, then at or after it ·
     `node`: the broker's id.
     """
 
@@ -208,20 +228,22 @@ class Journey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """The dead letter: a message whose handling failed, with everything of it and the history of its calls.
+    """Dead letter: a message whose handling failed, with the history of its calls.
 
-    It is known by what the message is: group, topic's incarnation, partition, offset, and the time at which it was
-    appended, so that another broker's message at the same place is another letter. The id is made of these: the same in
-    every store, and the same when the message is kept again.
+    The id is a hash of what identifies the message: group, topic's incarnation, partition, offset and append
+    time; so a message of another broker at the same offset is another letter. It is the same in every store,
+    and when the message is stored again.
 
     Times in ms since 1970.
 
-    Of the message: `group` of the consumer, `topic`, `incarnation`, `partition`, `offset`, `next_offset`, `ordinal`,
-    `message_id`, `appended_ms`, `epoch`, `payload_bytes` (-1: a tombstone); `body` is None where it was not asked for.
-    `broker`: the id of the broker that has the topic; "" where an earlier release kept the letter, which did not say.
+    Of the message: `group` of the consumer, `topic`, `incarnation`, `partition`, `offset`, `next_offset`,
+    `ordinal`, `message_id`, `appended_ms`, `epoch`, `payload_bytes` (-1: a tombstone); `body` is None where
+    it was not requested. `broker`: id of the broker that has the topic; "" for letters of an earlier release,
+    which did not record it.
 
-    `calls` of the handler so far, `calls_left` that may still fail before it is dead, `put_offs`; `next_ms`: when it is
-    handled again; `kept_ms`: when it was first kept; `changed_ms`; `token`: who has it at the moment, until `lease_ms`.
+    `calls`: handler calls so far, `calls_left`: calls that may still fail before it is dead, `put_offs`:
+    postponements; `next_ms`: when it is handled again; `kept_ms`: when it was first stored; `changed_ms`;
+    `token`: lease or redrive that has it, a lease until `lease_ms`.
     """
 
     id: str
@@ -256,25 +278,25 @@ class Letter:
 
     @property
     def error(self) -> str:
-        """What it failed with last."""
+        """The error of the last failure, or ""."""
         return self.failures[-1].error if self.failures else ""
 
     @property
     def origin(self) -> str:
-        """Where the message stands: orders-0 at offset 1234."""
+        """Location of the message as text: orders-0 at offset 1234."""
         return f"{self.topic}-{self.partition} at offset {self.offset}"
 
     def with_failures(self, failures: Sequence[Failure]) -> Letter:
-        """The same with these in its history."""
+        """Return a copy with additional failures."""
         return replace(self, failures=bounded((*self.failures, *failures)))
 
     def attribute(self) -> Attribute:
-        """The message's key, tag and so on. Raises `DecodeFailed`."""
+        """Decode the message's attribute. Raises DecodeFailed."""
         assert self.body is not None, "asked for with its body"
         return decode_attribute(self.body.attribute) if self.body.attribute else Attribute()
 
     def message(self, codec: Codec | None = None) -> ReceivedMessage[Any]:
-        """The message as its consumer got it."""
+        """Return the message as its consumer received it."""
         assert self.body is not None, "asked for with its body"
         origin = Origin(self.incarnation, self.appended_ms, self.epoch, codec)
         attribute = LazyAttribute(self.body.attribute)
@@ -283,7 +305,7 @@ class Letter:
 
 
 def letter_of(message: ReceivedMessage[Any], group: str, broker: str = "") -> Letter:
-    """The letter that `message` would be, without a history."""
+    """Create the letter for `message`, without a history."""
     origin, attribute = message.origin, _readable(message.attribute_bytes)
     payload = message.payload
     return Letter(
@@ -308,13 +330,13 @@ def letter_of(message: ReceivedMessage[Any], group: str, broker: str = "") -> Le
 
 
 def identify(group: str, incarnation: int, partition: int, offset: int, appended_ms: int) -> str:
-    """The id of the letter of that message."""
+    """Return the letter id of a message."""
     text = f"{group}/{incarnation}/{partition}/{offset}/{appended_ms}"
     return hashlib.sha256(text.encode()).hexdigest()[:ID_CHARACTERS]
 
 
 def bounded(failures: Sequence[Failure]) -> tuple[Failure, ...]:
-    """As many as are kept: the first, and the latest; tracebacks of fewer."""
+    """Limit failures to the first and the latest ones, with tracebacks only for some."""
     kept = list(failures)
     if len(kept) > FAILURES_KEPT:
         kept = [kept[0], *kept[1 - FAILURES_KEPT :]]
@@ -323,32 +345,32 @@ def bounded(failures: Sequence[Failure]) -> tuple[Failure, ...]:
 
 
 def moment_text(time_ms: int) -> str:
-    """A time in ms since 1970 as ISO 8601 in UTC; "" for 0."""
+    """Format a time in ms since 1970 as ISO 8601 in UTC; "" for 0."""
     if not time_ms:
         return ""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _readable(data: bytes | None) -> Attribute:
-    """The attribute, as far as it can be read: what cannot be is kept as it is."""
+    """Decode an attribute; empty if that fails, since the letter keeps the encoded form."""
     try:
         return decode_attribute(data) if data else Attribute()
     except DecodeFailed:
         return Attribute()
 
 
-# Which letters are meant: what `tfmq dlq list`, `export`, `redrive` filter by. Pure; a store may ask its database.
-
 PAGE_LETTERS = 500
-"""Letters are read, and sent, so many at a time."""
+"""Maximum number of letters that are read or sent at a time."""
 PAGE_BYTES = 16 << 20
-"""And whole ones so much at a time: their bodies are in memory together."""
+"""Maximum size of bodies that are in memory at a time."""
 
 
 class Selection(NamedTuple):
-    """All that is given must hold. `states` (): any · `error`: part of the last error's text · `since_ms`, `until_ms`:
-    when it was first kept, in ms since 1970, the first included and the last not · `ids`: those whose ids begin with
-    one of these; (): any. Never meant is what was counted before its first call, and handled by that: it never failed.
+    """Filter for letters; all given conditions must match.
+
+    `states`: () for any · `error`: part of the last error's text · `since_ms` (inclusive), `until_ms`
+    (exclusive): when it was first stored, in ms since 1970 · `ids`: prefixes of ids; () for any. A letter
+    that only counted a call, which then succeeded, never matches, because it never failed.
     """
 
     states: tuple[str, ...] = ()
@@ -363,7 +385,7 @@ class Selection(NamedTuple):
     ids: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raises `BadRequest` for states that there are not, or a text in place of several."""
+        """Raise BadRequest for unknown states, and for a text in place of a tuple."""
         if isinstance(self.states, str) or any(each not in STATES for each in self.states):
             raise BadRequest(
                 f'states={self.states!r}: it takes several of {", ".join(STATES)}, as in ("dead",).'
@@ -372,7 +394,7 @@ class Selection(NamedTuple):
             raise BadRequest(f"ids={self.ids!r}: it takes several, as in ({self.ids!r},).")
 
     def holds(self, letter: Letter) -> bool:
-        """Whether `letter` is meant."""
+        """Return whether `letter` matches."""
         same = (
             (self.group, letter.group),
             (self.topic, letter.topic),
@@ -392,14 +414,14 @@ class Selection(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Where a list goes on: behind the letter that was first kept at `kept_ms` and has this `id`."""
+    """Position in a list of letters: after the one first stored at `kept_ms` with this `id`."""
 
     kept_ms: int = -1
     id: str = ""
 
 
 def fitting(letters: Sequence[Letter]) -> Sequence[Letter]:
-    """The first ones whose bodies are of `PAGE_BYTES` together; at least one, if there is any."""
+    """Return the first letters whose bodies have up to `PAGE_BYTES` together; at least one."""
     size = 0
     for number, each in enumerate(letters):
         size += max(0, each.payload_bytes)
@@ -409,7 +431,7 @@ def fitting(letters: Sequence[Letter]) -> Sequence[Letter]:
 
 
 def key_text(key: bytes | str | None) -> str | None:
-    """A key as people write it; bytes that are no UTF-8 with a ? for each that is not."""
+    """Return a key as text; invalid UTF-8 is replaced by "?"."""
     return key.decode(errors="replace") if isinstance(key, bytes) else key
 
 

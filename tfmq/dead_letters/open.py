@@ -1,4 +1,4 @@
-"""Opens the store that an address names, for a consumer."""
+"""Opening of the dead-letter store that an address names, for a consumer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tfmq.protocol.commands import Ping
 log = logging.getLogger("tfmq.consumer")
 
 LOOK_SECONDS = 10.0
-"""How long is asked whether the broker has the message of one letter."""
+"""Time limit for asking whether the broker has the message of a letter."""
 
 
 def open_dead_letters(
@@ -43,14 +43,14 @@ def open_dead_letters(
     wall_clock: Callable[[], float],
     folder: str | None = None,
 ) -> DeadLetters:
-    """The store of `group` at `where`: a path, a SQLAlchemy URL or "topic:NAME" (see `address`); `OWN_STORE`: the one
-    that a group has unless it is told. Nothing is opened yet.
+    """Return the dead-letter store of a group.
 
-    `calls_max`: how often a handler is called with one message before it is dead (`retries` + 1) · `codec`: what makes
-    `message.value` of those that are handled again · `run`: does the work of a database, as for offset storages ·
-    `link`: the consumer's, which says whose letters are its own; only a topic cannot do without · `wall_clock`: seconds
-    since 1970 (`reach` gives it) · `folder`: where `OWN_STORE` is, GROUP.db, for a broker that has a folder of its own.
-    Raises `BadRequest` for what names no store.
+    `where`: a path, a SQLAlchemy URL, "topic:NAME", or `DEFAULT_STORE`.
+    The store is opened on first use. `calls_max`: handler calls per message before it is dead (`retries` + 1)
+    · `codec`: decodes `message.value` of messages that are handled again · `run`: executes database calls, as
+    for offset storages · `link`: the consumer's connection, which identifies the broker; required only for a
+    topic · `wall_clock`: seconds since 1970 · `folder`: directory of `DEFAULT_STORE`, as GROUP.db, for a
+    broker in a directory of its own. Raises BadRequest for an invalid address.
     """
 
     def broker() -> str | None:
@@ -74,12 +74,15 @@ def open_dead_letters(
 
 
 def known_broker(link: Link) -> str | None:
-    """The id of the broker that the link reaches, as letters have it; None: it reached none yet."""
+    """Return the id of the broker that `link` has reached, as letters have it; None: none yet."""
     return None if link.hello is None else broker_name(link.hello.node)
 
 
 def find_broker(link: Link, until: float) -> Operation[str]:
-    """Likewise, when it is reached. Raises `ConnectionFailed`."""
+    """Connect if necessary and return the broker's id, as letters have it.
+
+    Raises ConnectionFailed.
+    """
     found = known_broker(link)
     if found is None:
         yield from ask(link, Ping(), until)
@@ -89,6 +92,7 @@ def find_broker(link: Link, until: float) -> Operation[str]:
 
 
 def _stands_here(link: Link, letter: Letter) -> Operation[bool | None]:
+    """Return whether the broker has the letter's message; None if that is unknown at the moment."""
     from tfmq.dead_letters.topic_store import stands_here
 
     if link.state != "ready":
@@ -100,7 +104,7 @@ def _stands_here(link: Link, letter: Letter) -> Operation[bool | None]:
 
 
 def open_shelf(where: str | os.PathLike[str], *, run: Run = inline, link: Link | None = None) -> Shelf:
-    """The shelf at `where`. Raises `BadRequest`."""
+    """Return the letter store at `where`. Raises BadRequest."""
     address = parse_address(where)
     if address.kind != "topic":
         from tfmq.dead_letters.sql_store import (
@@ -117,8 +121,10 @@ def open_shelf(where: str | os.PathLike[str], *, run: Run = inline, link: Link |
 
 
 class OwnShelf:
-    """The store of a group that was told of none: a file whose path has the id of the broker in it, so it is known when
-    the broker is. All verbs raise `StoreFailed` before that. See `Shelf`."""
+    """Default store of a group: a file whose path contains the broker's id.
+
+    Therefore all methods raise StoreFailed until the broker is reached. See `LetterStore`.
+    """
 
     def __init__(self, group: str, broker: Callable[[], str | None], run: Run = inline) -> None:
         self._group = group
@@ -128,17 +134,18 @@ class OwnShelf:
 
     @property
     def name(self) -> str:
-        """Its path; with NODE in place of the broker's id as long as that is not known."""
+        """Path of the file, with NODE in place of the broker's id while that is unknown."""
         if self._known is not None:
             return self._known[1].name
         return default_path(self._group, broker="NODE")
 
     def _opened(self) -> Shelf:
+        """Return the store for the current broker. Raises StoreFailed until the broker is reached."""
         broker = self._broker()
         if broker is None:
             raise StoreFailed(
-                "The broker was not reached yet, and the path of the dead letters has its id in it: they are kept, and"
-                " handled again, when it is."
+                "The broker was not reached yet, and the path of the dead letters has its id in it: they are stored,"
+                " and handled again, when it is reached."
             )
         if self._known is None or self._known[0] != broker:
             self.close()

@@ -1,9 +1,13 @@
-"""Dead letters go to a topic again, each once, wherever the one who sends them is killed.
+"""Redrive of dead letters to a topic, each exactly once, also if the redrive is killed.
 
-For each batch: claim the letters (nobody else sends them now), settle their places in a stream of one's own and write
-them down (from now on they may have been sent), send, write down that they arrived. Whoever comes next begins with
-those whose places are written down and of which nobody wrote that they arrived: it sends the same under the same
-places, which the broker stores once (`tfmq.client.send.idempotent_send`).
+For each batch: claim the letters, so that no other redrive sends them; record their producer sequences, after
+which they may have been sent; send; record that they are stored. The next redrive starts with letters whose
+sequences are recorded and which are not recorded as stored: it sends them with the same sequences, and the
+broker stores each once (`tfmq.dead_letters.idempotent_send`).
+
+A run is a list of letters with consecutive producer sequences. What became of a run is taken from the
+broker's responses only, so it can be repeated after a crash at any point: the broker has the records, or it
+is certain that it never will, or they remain in transit.
 """
 
 from __future__ import annotations
@@ -59,18 +63,24 @@ from tfmq.message import recount_attribute
 from tfmq.protocol.commands import BY_LATEST, Ping
 
 LOOP_LIMIT: Final = 3
-"""A message that came back so often will come back again: somebody has to look at it first."""
+"""Redrives of a message after which it is skipped, because it will probably fail again."""
 BATCH_BYTES: Final = 1 << 20
 BATCHES_PER_SECOND: Final = 10
-"""With a rate, so many batches a second at most: no bursts."""
+"""Maximum batches per second where a rate is set, to avoid bursts."""
 TIMEOUT_SECONDS: Final = 60.0
-"""How long one batch is tried; then it stays under way, and the next redrive goes on with it."""
+"""How long one batch is tried.
+
+After that it remains in transit, and the next redrive resumes it.
+"""
 
 
 class Wish(NamedTuple):
-    """`selection` of the letters (dead ones; with ids also waiting ones) · `to_topic` instead of where each came from ·
-    `rate`: at most so many a second · `limit`: so many in all · `loop_limit`: those sent again so often are passed over
-    · `dry`: only count · `force`: also those of another broker."""
+    """What to redrive.
+
+    `selection` of letters (dead ones; with ids also waiting ones) · `to_topic`: instead of the original
+    topics · `rate`: maximum letters per second · `limit`: maximum letters in all · `loop_limit`: letters
+    redriven so often are skipped · `dry`: only count · `force`: also letters of another broker.
+    """
 
     selection: Selection = Selection()
     to_topic: str | None = None
@@ -83,9 +93,13 @@ class Wish(NamedTuple):
 
 @dataclass
 class Report:
-    """`sent`: in a topic now · `resumed`: of these had been under way · `looping`: passed over for the loop limit ·
-    `unsendable`, `unsure`: a sentence for each · `targets`: topic -> how many · `foreign`: left, as they are of another
-    broker: its id ("": not known) -> how many · `broker`: the one that was reached."""
+    """Result of a redrive.
+
+    `sent`: letters now in a topic · `resumed`: of these, letters that were in transit before · `looping`:
+    skipped because of the loop limit · `unsendable`, `unsure`: a sentence for each · `targets`: topic ->
+    count · `foreign`: skipped letters of other brokers: broker id ("": unknown) -> count · `broker`: id of
+    the broker that was reached.
+    """
 
     sent: int = 0
     resumed: int = 0
@@ -97,14 +111,16 @@ class Report:
     broker: str = ""
 
     def count(self, topic: str, number: int) -> None:
-        """So many more for `topic`."""
+        """Add `number` to the count of `topic`."""
         if number:
             self.targets[topic] = self.targets.get(topic, 0) + number
 
 
 class Redrive:
-    """See the module. `run` is one redrive; `wall_clock` gives seconds since 1970; `told(n)` when so many more are in
-    their topics."""
+    """One redrive.
+
+    `wall_clock` returns seconds since 1970; `on_sent(n)` is called when `n` more letters are in their topics.
+    """
 
     def __init__(
         self,
@@ -131,8 +147,11 @@ class Redrive:
         self._next_at = 0.0
 
     def run(self) -> Operation[Report]:
-        """First what is under way, then what is wished for. Raises what keeps it from going on; then what was begun
-        stays under way, and `report` says how far it came."""
+        """Resume letters in transit, then send the selected ones.
+
+        Raises what prevents it from continuing; then letters may remain in transit, and `report` has what was
+        done.
+        """
         started_ms = self._now_ms()
         self.report.broker = yield from find_broker(self._link, self._until())
         if not self._wish.dry:
@@ -150,9 +169,10 @@ class Redrive:
             yield from self._send_page(letters)
         return self.report
 
-    # What is under way
+    # Letters in transit
 
     def _resume(self) -> Operation[None]:
+        """Resume all letters in transit; claimed ones without a sequence are dead again."""
         page = START
         under_way = Selection(states=(REDRIVING,))
         while letters := (yield from self._shelf.find(under_way, page, PAGE_LETTERS, whole=True)):
@@ -165,16 +185,17 @@ class Redrive:
                 self.report.resumed += (yield from self._go_on(run)).arrived
 
     def _go_on(self, run: Sequence[Letter]) -> Operation[Fate]:
-        """With a run that somebody left; where a body is gone by now, its stream says what arrived of it."""
+        """Resume a run; if a body is lost, close its producer and find out which letters are stored."""
         if all(each.body is not None for each in run):
             return (yield from self._depart(run))
         fate = yield from close_run(self._link, run, self._until(), self._now_ms)
         yield from self._settled(run, fate)
         return fate
 
-    # What is wished for
+    # Selected letters
 
     def _send_page(self, letters: Sequence[Letter]) -> Operation[None]:
+        """Send a page of letters, grouped by target partition."""
         own = []
         for each in letters:
             if (yield from self._is_own(each)):
@@ -198,8 +219,10 @@ class Redrive:
                 yield from self._send_batch(target, batch)
 
     def _is_own(self, letter: Letter) -> Operation[bool]:
-        """Whether it is of the broker that is sent to. One that does not say is, where that broker has its message, or
-        the store itself."""
+        """Return whether the letter belongs to the broker that is sent to.
+
+        One without a broker id does if the broker has its message, or the store itself.
+        """
         if self._wish.force or letter.broker == self.report.broker:
             return True
         if letter.broker:
@@ -209,7 +232,11 @@ class Redrive:
         return (yield from stands_here(self._link, letter, self._until()))
 
     def _target(self, letter: Letter) -> Operation[tuple[str, int]]:
-        """The partition that it came from; in another topic the one that the key, or the number, chooses."""
+        """Return topic and partition to send to.
+
+        That is the original partition; in another topic the key decides, or else the partition number. Raises
+        UnknownTopic.
+        """
         name = self._wish.to_topic or letter.topic
         if name not in self._topics:
             found = yield from find_topics(self._link, self._cluster, [name])
@@ -228,7 +255,7 @@ class Redrive:
         return name, zlib.crc32(data) % count
 
     def _batches(self, letters: Sequence[Letter]) -> Iterator[list[Letter]]:
-        """As many as are sent at once."""
+        """Split the letters into batches; those that cannot be sent are reported."""
         most = PAGE_LETTERS if self._wish.rate is None else max(1, int(self._wish.rate / BATCHES_PER_SECOND))
         batch: list[Letter] = []
         size = 0
@@ -245,9 +272,10 @@ class Redrive:
             yield batch
 
     def _sendable(self, letter: Letter) -> bool:
+        """Return whether a letter can be sent; report it otherwise."""
         if letter.body is None:
             self.report.unsendable.append(
-                f"{letter.id} cannot be sent: it was too large to be copied, and is not any more where it stood,"
+                f"{letter.id} cannot be sent: it was too large to be copied, and is deleted at its own location,"
                 f" {letter.origin}."
             )
             return False
@@ -267,6 +295,7 @@ class Redrive:
         self._next_at = max(self._next_at, self._link.now()) + count / self._wish.rate
 
     def _send_batch(self, target: tuple[str, int], letters: Sequence[Letter]) -> Operation[None]:
+        """Claim and send a batch. If the broker rejects it, send its letters one by one."""
         waiting = bool(self._wish.selection.ids)
         claim = model.Claim(self._now_ms(), self._token, waiting)
         claimed = yield from self._shelf.apply([(each.id, claim) for each in letters])
@@ -274,14 +303,17 @@ class Redrive:
         if not won:
             return
         fate = yield from self._depart((yield from self._placed(target, won)))
-        if fate.refused and len(won) > 1:  # the broker does not say which
+        if fate.refused and len(won) > 1:  # the broker does not say which letter it rejects
             for each in won:
                 yield from self._send_batch(target, [each])
         elif fate.refused:
             self.report.unsendable.append(f"{won[0].id} cannot be sent: {fate.refused}")
 
     def _placed(self, target: tuple[str, int], letters: Sequence[Letter]) -> Operation[list[Letter]]:
-        """The letters with their places, written down; [] where somebody else came between."""
+        """Record producer sequences for the letters, and return these.
+
+        [] if another redrive interfered.
+        """
         stream, first = yield from self._stream(target, len(letters))
         end = yield from locate_end(self._link, stream, BY_LATEST, self._until())
         node = self._link.hello.node if self._link.hello is not None else ""
@@ -298,14 +330,14 @@ class Redrive:
         if len(found) == len(letters):
             self._streams[target] = (stream, first + len(letters))
             return found
-        if found:  # their places have a hole between them; another redrive may have sent some by now
+        if found:  # Their sequences have a gap, and another redrive may have sent some of them by now.
             yield from self._settled(
                 found, (yield from close_run(self._link, found, self._until(), self._now_ms))
             )
         return []
 
     def _stream(self, target: tuple[str, int], count: int) -> Operation[tuple[Stream, int]]:
-        """The stream to `target` and its next sequence."""
+        """Return a producer for the target partition, and its next sequence."""
         known = self._streams.get(target)
         if known is not None and sequences_left(known[1]) >= count:
             return known
@@ -314,7 +346,7 @@ class Redrive:
         return Stream(topic, self._topics[topic].incarnation, partition, producer_id), 0
 
     def _depart(self, letters: Sequence[Letter]) -> Operation[Fate]:
-        """Send a run, and write down what became of it."""
+        """Send a run and record the result."""
         if not letters:
             return Fate()
         fate = yield from send_run(self._link, letters, self._until(), self._now_ms)
@@ -322,7 +354,7 @@ class Redrive:
         return fate
 
     def _settled(self, letters: Sequence[Letter], fate: Fate) -> Operation[None]:
-        """Write down what became of a run."""
+        """Record the result of a run, in the store and in the report."""
         yield from self._shelf.apply(fate.steps)
         journey = letters[0].journey
         assert journey is not None
@@ -330,26 +362,32 @@ class Redrive:
         self.report.count(journey.topic, fate.arrived)
         self.report.unsure += fate.unsure
         self._told(fate.arrived)
-        if fate.arrived < len(
-            letters
-        ):  # its stream is closed, or nobody knows: what follows takes another id
+        if fate.arrived < len(letters):
+            # The producer is closed or in an unknown state, so the next run must use another one.
             self._streams.pop((journey.topic, journey.partition), None)
 
     def _done(self) -> int:
+        """Return the number of selected letters that were sent."""
         return sum(self.report.targets.values()) - self.report.resumed
 
     def _room(self) -> bool:
+        """Return whether the limit allows more letters."""
         return self._wish.limit is None or self._done() < self._wish.limit
 
     def _until(self) -> float:
+        """Return the deadline for a request, by the connection's clock."""
         return self._link.now() + TIMEOUT_SECONDS
 
     def _now_ms(self) -> int:
+        """Return the time in ms since 1970."""
         return round(self._wall_clock() * 1000)
 
 
 def key_of(letter: Letter) -> bytes | str:
-    """The very key of one that has a key: a table has it as text, which not all keys are."""
+    """Return the exact key of a letter.
+
+    A database stores it as text, which is lossy for some keys.
+    """
     known = letter.key or b""
     if letter.body is None:
         return known
@@ -359,7 +397,7 @@ def key_of(letter: Letter) -> bytes | str:
 
 
 def runs_of(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
-    """Letters under way, by stream, cut where a sequence is missing, and where they would be too much at once."""
+    """Group letters in transit into runs: one producer, no gap in the sequences, limited size."""
 
     def place(letter: Letter) -> tuple[tuple[str, Stream], int]:
         assert letter.journey is not None
@@ -379,15 +417,13 @@ def runs_of(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
             yield run
 
 
-# A run of letters on its way to a topic: what became of each, by what the broker says and by nothing else.
-#
-# The places of the run are written down already. Whatever happens here, killed in any moment, the same can be done
-# again: either the broker says that it has the records, or it is known that it never will, or they stay as they are.
-
-
 class Fate(NamedTuple):
-    """What is known of a run: `steps` for its store, how many `arrived` and `returned`; `unsure`, a sentence for each
-    of which nobody knows; `refused`: what the broker says of one that it will never take, "" where it refused none."""
+    """Result of sending or closing a run.
+
+    `steps`: events for the store; `arrived`, `returned`: numbers of letters stored and not stored; `unsure`:
+    a sentence for each letter where that is unknown; `refused`: why the broker rejects a letter for ever, or
+    "".
+    """
 
     steps: tuple[Step, ...] = ()
     arrived: int = 0
@@ -396,7 +432,7 @@ class Fate(NamedTuple):
     refused: str = ""
 
     def joined(self, other: Fate) -> Fate:
-        """Of two runs together."""
+        """Return the sum of two results."""
         return Fate(
             self.steps + other.steps,
             self.arrived + other.arrived,
@@ -407,8 +443,10 @@ class Fate(NamedTuple):
 
 
 def content_of_letter(letter: Letter) -> Content:
-    """The record: payload, key, tag and properties as they were, with the counts of calls and redrives that travel with
-    it. Raises `DecodeFailed`, `MessageTooLarge`."""
+    """Encode a letter as a record: the original message with updated counts.
+
+    Raises DecodeFailed, MessageTooLarge.
+    """
     assert letter.body is not None, "asked for with its body"
     attribute = letter.attribute()
     counted = recount_attribute(letter.body.attribute, letter.calls, attribute.redrives + 1)
@@ -416,13 +454,14 @@ def content_of_letter(letter: Letter) -> Content:
 
 
 def stream_of(journey: Journey) -> Stream:
+    """Return the producer of a letter in transit."""
     return Stream(journey.topic, journey.incarnation, journey.partition, journey.producer_id)
 
 
 def send_run(
     link: Link, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
 ) -> Operation[Fate]:
-    """Send letters whose places follow each other in one stream. Raises what leaves all of them as they are."""
+    """Send a run. Raises errors after which all its letters remain in transit."""
     first = _journey(letters[0])
     stream = stream_of(first)
     contents = [content_of_letter(each) for each in letters]
@@ -432,9 +471,8 @@ def send_run(
     try:
         offsets = yield from send_numbered(link, stream, first.sequence, contents, until)
     except BadRequest as error:
-        if (
-            len(letters) > 1
-        ):  # perhaps a part of them is there: somebody who knew only of that part had sent it
+        if len(letters) > 1:
+            # Perhaps another redrive has sent a part of the run, the part that was recorded then.
             return (yield from _one_by_one(link, letters, until, now_ms))
         return (yield from close_run(link, letters, until, now_ms))._replace(refused=error.sentence)
     except MessageTooLarge as error:
@@ -447,17 +485,18 @@ def send_run(
 
 
 def _elsewhere(link: Link, journey: Journey, until: float) -> Operation[str]:
-    """What is to be said where this is not the broker that the places are of; "" where it is."""
+    """Return an error text if the letters are in transit to another broker, otherwise ""."""
     if link.hello is None:
         yield from ask(link, Ping(), until)
     if link.hello is None or journey.node in ("", link.hello.node):
         return ""
-    return f"is under way to another broker ({journey.node}): redrive it with that one's address (--servers)"
+    return f"is in transit to another broker ({journey.node}): redrive it with that one's address (--servers)"
 
 
 def _one_by_one(
     link: Link, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
 ) -> Operation[Fate]:
+    """Send the letters as runs of one."""
     whole = Fate()
     for each in letters:
         whole = whole.joined((yield from send_run(link, [each], until, now_ms)))
@@ -467,7 +506,7 @@ def _one_by_one(
 def close_run(
     link: Link, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
 ) -> Operation[Fate]:
-    """Nothing more comes in the stream of these: what is there arrived, the rest never will."""
+    """Close the producer of a run: stored letters are redriven, the others will never be stored."""
     stream = stream_of(_journey(letters[0]))
     journeys = [_journey(each) for each in letters]
     try:
@@ -488,6 +527,7 @@ def close_run(
 
 
 def _arrived(letters: Sequence[Letter], offsets: Sequence[int], now_ms: int) -> Fate:
+    """Return the result for letters that are stored."""
     steps: list[Step] = []
     for each, offset in zip(letters, offsets, strict=True):
         journey = _journey(each)
@@ -496,6 +536,7 @@ def _arrived(letters: Sequence[Letter], offsets: Sequence[int], now_ms: int) -> 
 
 
 def _returned(letters: Sequence[Letter], now_ms: int) -> Fate:
+    """Return the result for letters that are certainly not stored."""
     steps: list[Step] = []
     for each in letters:
         journey = _journey(each)
@@ -504,13 +545,15 @@ def _returned(letters: Sequence[Letter], now_ms: int) -> Fate:
 
 
 def _unsure(letters: Sequence[Letter], reason: str) -> tuple[str, ...]:
+    """Return a sentence for each letter that may be stored."""
     return tuple(
-        f"{each.id} may be in {_journey(each).topic}-{_journey(each).partition} already, and nobody can tell any more:"
+        f"{each.id} may be in {_journey(each).topic}-{_journey(each).partition} already, which is unknown now:"
         f" {reason.rstrip('.')}"
         for each in letters
     )
 
 
 def _journey(letter: Letter) -> Journey:
+    """Return the redrive position of a letter in transit."""
     assert letter.journey is not None, "its place is settled"
     return letter.journey

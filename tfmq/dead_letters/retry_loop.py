@@ -1,7 +1,7 @@
-"""Waiting messages are handled again at their time: the loop that a consumer runs beside its own.
+"""Retry loop of a consumer: due dead letters are handled again, in the background.
 
-It needs no broker where the store needs none. What a handler raises is never raised here: it is the letter's history.
-A store that fails is asked again, with growing pauses, and said in the log.
+It needs no broker where the store needs none. Exceptions of a handler are recorded in the letter, never
+raised here. A failing store is retried with growing pauses, and logged.
 """
 
 from __future__ import annotations
@@ -27,23 +27,27 @@ from tfmq.errors import Closed, TfmqError
 log = logging.getLogger("tfmq.dead_letters")
 
 POLL_SECONDS: Final = 5.0
-"""How long a letter that `tfmq dlq retry` released, or another member put back, may wait to be seen."""
+"""Maximum delay until a letter is seen that `tfmq dlq retry` or another member released."""
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 60.0
-"""Between two tries of a store that fails, doubled each time."""
+"""Pause after a failure of the store, doubled each time up to the maximum."""
 RENEWALS: Final = 3
-"""A lease is renewed so many times before it would be over, so that one slow answer does not lose it."""
+"""Renewals of a lease in its duration, so that one slow response does not lose it."""
 
 Handle = Callable[[ReceivedMessage[Any]], Operation[None]]
-"""Calls the listener with a message, as an operation; raises what that raises (`Reject` and `RetryLater` too), and
-`NotCalled` where it was not called because its consumer ends: then this loop ends, too."""
+"""Operation that calls the listener with a message.
+
+Raises what the listener raises (also `Reject` and `RetryLater`), and `HandlerNotCalled` if the consumer ends
+before the call; then this loop ends as well.
+"""
 
 
 class Retrying:
-    """One at a time. Start `run` as a task, or in a thread: `threading.Thread(target=driver.run, args=(x.run(),))`.
+    """Handles due letters, one at a time.
 
-    `now`: the clock of waits (`link.now`) · `wall_clock`: seconds since 1970. Where `handle` blocks its thread, the
-    lease of a message is renewed by whoever runs `renewing` as a task beside it.
+    Start `run` as a task, or in a thread: `threading.Thread(target=driver.run, args=(x.run(),))`. `now`: the
+    clock of waits (`link.now`) · `wall_clock`: seconds since 1970. If `handle` blocks its thread, also start
+    `renewing` as a task, which renews the leases.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class Retrying:
         self.store = store
         self.stop_asked = Flag()
         self.current: Due | None = None
-        """The message in work."""
+        """The letter in progress."""
         self._handle = handle
         self._now = now
         self._wall_clock = wall_clock
@@ -60,12 +64,14 @@ class Retrying:
         self._tidy_at = now()
 
     def stop(self) -> None:
-        """Take nothing more; what is being handled is finished, then `run` ends. Under the driver's lock, or by its
-        `raise_flag(stop_asked)` from anywhere."""
+        """Lease no more letters; `run` ends after the letter in progress.
+
+        Call it under the driver's lock; elsewhere use the driver's `raise_flag(stop_asked)`.
+        """
         self.stop_asked.settle()
 
     def run(self) -> Operation[None]:
-        """Take what is due, handle it, say what became of it; until `stop`."""
+        """Lease due letters, handle them and record the results, until `stop`."""
         while not self.stop_asked.done:
             try:
                 due = yield from self.store.take()
@@ -84,12 +90,13 @@ class Retrying:
                 self._pause = min(PAUSE_SECONDS_MAX, 2 * self._pause)
 
     def renewing(self) -> Operation[None]:
-        """Keep the lease of the message in work; until `stop` and the end of that work."""
+        """Renew the lease of the letter in progress, until `stop` and the end of its handling."""
         while not (self.stop_asked.done and self.current is None):
             yield Wait((), self.store.lease_seconds / RENEWALS)
             yield from self._renew()
 
     def _rest(self, due_in: float | None) -> Operation[None]:
+        """Wait until a letter is due; delete expired letters from time to time."""
         if self._now() >= self._tidy_at:
             self._tidy_at = self._now() + TIDY_SECONDS
             yield from self.store.tidy()
@@ -97,7 +104,7 @@ class Retrying:
         yield Wait((self.stop_asked,), seconds)
 
     def _serve(self, due: Due) -> Operation[None]:
-        """One call of the handler, and what came of it."""
+        """Handle a leased letter and record the result."""
         if self.stop_asked.done:
             yield from self.store.give_back(due)
             return
@@ -108,12 +115,12 @@ class Retrying:
             self.current = None
 
     def _outcome(self, due: Due) -> Operation[Callable[[], Operation[Any]]]:
-        """One call of the handler; how to tell the store what came of it."""
+        """Call the handler. Return the store operation that records the result."""
         store = self.store
         try:
             yield from self._kept_alive(self._handle(due.message))
         except NotCalled:
-            self.stop_asked.settle()  # its consumer ends; what is given back is due at once
+            self.stop_asked.settle()  # The consumer ends, and a released letter is due at once.
             return partial(store.give_back, due)
         except RetryLater as later:
             return partial(store.put_off, due, later.seconds, later.reason)
@@ -124,7 +131,9 @@ class Retrying:
         return partial(store.handled, due)
 
     def _said(self, tell: Callable[[], Operation[Any]]) -> Operation[None]:
-        """Told until the store takes it: what was handled is not to be handled again because a disk was full."""
+        """Repeat a store operation until it succeeds.
+
+        Otherwise a full disk would cause another call of the handler."""
         pause = PAUSE_SECONDS
         while True:
             try:
@@ -135,15 +144,16 @@ class Retrying:
             except TfmqError as error:
                 if self.stop_asked.done:
                     raise
-                log.error("What became of a retried message could not be written down yet: %s", error)
+                log.error("The result of a retried message could not be recorded yet: %s", error)
             yield Wait((self.stop_asked,), pause)
             pause = min(PAUSE_SECONDS_MAX, 2 * pause)
 
     def _failure(self, error: Exception) -> Failure:
+        """Create the failure for an exception, with the current time."""
         return Failure.of(error, round(self._wall_clock() * 1000))
 
     def _kept_alive(self, handling: Operation[None]) -> Operation[None]:
-        """As `handling`, with the lease renewed while it waits."""
+        """Run `handling`, and renew the lease while it waits."""
         every = self.store.lease_seconds / RENEWALS
         renew_at = self._now() + every
         try:
@@ -167,7 +177,7 @@ class Retrying:
             handling.close()
 
     def _renew(self) -> Operation[None]:
-        """A store that cannot renew now is asked again; the handler goes on meanwhile."""
+        """Renew the lease. A failure is only logged, because the next renewal may succeed."""
         if self.current is None:
             return
         try:

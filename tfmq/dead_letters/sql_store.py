@@ -1,7 +1,8 @@
-"""Dead letters in a database. Every change is one transaction: the rows are read under their locks, `course` says what
-becomes of them, and they are written; what the database refuses has not happened.
+"""Dead letters in a database, through SQLAlchemy.
 
-Blocking, and safe for threads; `SqlShelf` is the same as operations.
+Every change is one transaction: rows are read and locked, `state_machine.apply_event` computes the new
+letters, and these are written. `BlockingSqlStore` is blocking and thread-safe; `SqlLetterStore` has the same
+as operations. docs/dead-letters.md documents the columns.
 """
 
 from __future__ import annotations
@@ -72,25 +73,25 @@ from tfmq.errors import BadRequest, StoreFailed
 from tfmq.offsets.storage import driver_remedy, is_hopeless
 
 BUSY_SECONDS: Final = 30.0
-"""How long one process waits for another one's transaction, which has at most a page of letters."""
+"""How long a process waits for another one's transaction, which has up to a page of letters."""
 READS: Final = "tfmq_reads"
-"""The option of connections that change nothing."""
+"""Execution option of read-only connections."""
 FILE: Final = "tfmq_file"
-"""The option of an engine that says which file it opened."""
+"""Execution option of an engine: identity of the file that it opened."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
-"""Payloads are nobody else's."""
+"""Mode of the file, because payloads are private to its owner."""
 
 
 class Database:
-    """The database that keeps dead letters: opened when it is first used, and told to be durable.
+    """Database of dead letters, opened on first use, with durable commits.
 
-    SQLite: `synchronous=FULL`, so that what is committed survives a power cut, and in a file of our own a write-ahead
-    log, so that readers do not stop the writer; a transaction that changes something takes its lock when it begins, so
-    that two processes wait for each other instead of failing. PostgreSQL: `synchronous_commit` on, whatever its
-    default is.
+    SQLite: `synchronous=FULL`, so that a commit survives a power failure; in a file of our own also a
+    write-ahead log, so that readers do not block the writer. A write transaction takes its lock at the start,
+    so that two processes wait for each other instead of failing. PostgreSQL: `synchronous_commit` on,
+    whatever the server's default is.
 
-    Safe for threads; a forked child opens its own.
+    Thread-safe; a forked child opens its own connections.
     """
 
     def __init__(self, address: Address) -> None:
@@ -104,17 +105,17 @@ class Database:
 
     @property
     def path(self) -> Path | None:
-        """The file, where it is one."""
+        """The database file, or None."""
         found = self._url.get_backend_name() == "sqlite" and self._url.database
         return Path(str(found)) if found else None
 
     @property
     def _own_path(self) -> Path | None:
-        """The file, where it is nobody else's."""
+        """The database file if only tfmq uses it, or None."""
         return self.path if self.address.kind == "path" else None
 
     def is_there(self) -> bool:
-        """Whether there is a store already. Raises `StoreFailed` where that cannot be known."""
+        """Return whether the store exists. Raises StoreFailed where that is unknown."""
         if self.path is not None and not self.path.exists():
             return False
         with self.failing():
@@ -122,54 +123,55 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction; committed, and on the disk, when the block ends. Raises `StoreFailed`."""
+        """Write transaction; committed and durable at the end of the block. Raises StoreFailed."""
         with self.failing(), self._opened().begin() as connection:
             yield connection
             engine = connection.engine
         if self._is_gone(engine):
             raise StoreFailed(
-                f"The file of the dead letters at {self.name} was removed or replaced while they were written: what was"
-                " written is gone with it."
+                f"The file of the dead letters at {self.name} was removed or replaced while they were written: the"
+                " write is lost."
             )
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Raises `StoreFailed`."""
+        """Read connection. Raises StoreFailed."""
         with self.failing(), self._opened().execution_options(**{READS: True}).connect() as connection:
             yield connection
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """What a database raises becomes `StoreFailed`, which names the store and never a value of a row."""
+        """Convert database errors to StoreFailed, whose text has no values of rows."""
         try:
             yield
         except SQLAlchemyError as error:
             raise self._failed(error, _reason(error)) from error
-        except (OSError, OverflowError) as error:  # a driver may refuse a number before the database does
+        except (OSError, OverflowError) as error:  # a driver may reject a number before the database does
             raise self._failed(error, getattr(error, "strerror", None) or str(error)) from error
 
     def _failed(self, error: Exception, reason: str) -> StoreFailed:
-        """`error`, which may pass; or that there can be no dead letters."""
+        """Return the error for callers: StoreUnusable if it is permanent."""
         if is_hopeless(error, self.path):
             return StoreUnusable(
-                f"No dead letters can be kept at {self.name}: {reason}. Name a file that this user may make and write,"
-                " or a database that lets him."
+                f"No dead letters can be stored at {self.name}: {reason}. Use a file that this user may create and"
+                " write, or a database that permits it."
             )
         return StoreFailed(f"The dead letters at {self.name} could not be reached: {reason}")
 
     def close(self) -> None:
+        """Close the connections; a later call opens new ones."""
         with self._lock:
             if self._engine is not None:
                 self._engine.dispose(close=self._process == os.getpid())
             self._engine = None
 
     def _opened(self) -> Engine:
-        """The engine, with the table made where it was missing."""
+        """Return the engine; the table is created if it is missing."""
         engine = self._connected()
         if not self._has_table:
             try:
                 METADATA.create_all(engine, checkfirst=True)
-            except SQLAlchemyError:  # another process may have made it in the same moment
+            except SQLAlchemyError:  # another process may have created it at the same time
                 if not inspect(engine).has_table(TABLE.name):
                     raise
             _add_columns(engine)
@@ -177,27 +179,29 @@ class Database:
         return engine
 
     def _connected(self) -> Engine:
+        """Return the engine of this process; a new one after a fork, or if the file was replaced."""
         with self._lock:
             own = self._process == os.getpid()
             if self._engine is not None and (not own or self._is_gone(self._engine)):
-                self._engine.dispose(close=own)  # else the connections are the parent's
+                self._engine.dispose(close=own)  # in a forked child the connections belong to the parent
                 self._engine = None
             if self._engine is None:
                 self._engine, self._process, self._has_table = self._made(), os.getpid(), False
             return self._engine
 
     def _is_gone(self, engine: Engine) -> bool:
-        """Whether the file that `engine` opened is not the one at the path any more: SQLite would go on writing into
-        what nobody can open again."""
+        """Return whether the file at the path was removed or replaced.
+
+        SQLite would continue to write to the old file, which cannot be opened again.
+        """
         opened = engine.get_execution_options().get(FILE)
         return opened is not None and opened != identity(self._own_path)
 
     def _made(self) -> Engine:
+        """Create the engine; for SQLite also the directory and the file."""
         if self._url.get_backend_name() != "sqlite":
             is_postgresql = self._url.get_backend_name() == "postgresql"
-            told = (
-                {"isolation_level": "READ COMMITTED"} if is_postgresql else {}
-            )  # rows are read under their locks
+            told = {"isolation_level": "READ COMMITTED"} if is_postgresql else {}  # rows are read with locks
             engine = create_engine(self._url, pool_pre_ping=True, hide_parameters=True, **told)
             if is_postgresql:
                 event.listen(engine, "connect", _commit_synchronously)
@@ -220,24 +224,25 @@ class Database:
 
 
 def _add_columns(engine: Engine) -> None:
-    """Those that the table of an earlier release does not have, in place."""
+    """Add columns that tables of earlier releases do not have."""
     for column in _missing(engine):
         words = str(CreateColumn(column).compile(dialect=engine.dialect))
         try:
             with engine.begin() as connection:
                 connection.exec_driver_sql(f"ALTER TABLE {TABLE.name} ADD COLUMN {words}")
-        except SQLAlchemyError:  # another process may have added it in the same moment
+        except SQLAlchemyError:  # another process may have added it at the same time
             if column in _missing(engine):
                 raise
 
 
 def _missing(engine: Engine) -> list[Column[Any]]:
+    """Return the columns that the table does not have."""
     there = {each["name"] for each in inspect(engine).get_columns(TABLE.name)}
     return [each for each in ADDED if each.name not in there]
 
 
 def make_folder(folder: Path, disk: Disk | None = None) -> None:
-    """The folder of the store, and those above it, each on the disk before something is put into it."""
+    """Create the directory of the store and its parents, durably."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -245,8 +250,10 @@ def make_folder(folder: Path, disk: Disk | None = None) -> None:
 
 
 def make_file(path: Path, disk: Disk | None = None) -> None:
-    """The file of the store, where there is none, for its owner only; SQLite gives what it puts beside it the same
-    mode."""
+    """Create the file of the store if it is missing, private to its owner.
+
+    SQLite creates its additional files with the same mode.
+    """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
     except FileExistsError:
@@ -255,7 +262,7 @@ def make_file(path: Path, disk: Disk | None = None) -> None:
 
 
 def identity(path: Path | None) -> tuple[int, int] | None:
-    """What tells the file at `path` from every other one; (0, 0): there is none; None: no path was given."""
+    """Return device and inode of a file; (0, 0) if it is missing, None without a path."""
     if path is None:
         return None
     try:
@@ -266,6 +273,7 @@ def identity(path: Path | None) -> tuple[int, int] | None:
 
 
 def _url(address: Address) -> Any:
+    """Return the SQLAlchemy URL of an address. Raises BadRequest."""
     if address.kind == "path":
         path = Path(address.value).expanduser()
         return make_url("sqlite://").set(database=str(path.absolute()))
@@ -278,7 +286,7 @@ def _url(address: Address) -> Any:
             )
         if url.get_dialect().is_async:
             raise BadRequest(
-                f"The driver of {address} is one for asyncio: write a blocking one of the same database."
+                f"The driver of {address} is for asyncio: use a blocking one of the same database."
             )
         url.get_dialect().import_dbapi()
         return url
@@ -288,29 +296,34 @@ def _url(address: Address) -> Any:
         ) from None
     except NoSuchModuleError as error:
         raise BadRequest(f"{address} names no database that SQLAlchemy knows ({error}): {ALLOWED}.") from None
-    except (ArgumentError, ValueError):  # their words may have the password
+    except (ArgumentError, ValueError):  # their texts may contain the password
         raise BadRequest(f"{address} is no URL that SQLAlchemy can read: {ALLOWED}.") from None
 
 
 def _sync_fully(connection: Any, _: object) -> None:
-    connection.isolation_level = None  # SQLAlchemy begins, not the driver: see _lock_at_once
+    """Make SQLite commits survive a power failure."""
+    # SQLAlchemy starts transactions, not the driver: see _begin_transaction
+    connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.close()
 
 
 def _log_ahead(connection: Any, _: object) -> None:
+    """Switch SQLite to a write-ahead log."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.close()
 
 
 def _lock_at_once(connection: Connection) -> None:
+    """Start an SQLite transaction; one that writes locks at once."""
     reads = connection.get_execution_options().get(READS)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
 
 def _commit_synchronously(connection: Any, _: object) -> None:
+    """Make PostgreSQL commits durable."""
     before, connection.autocommit = connection.autocommit, True
     cursor = connection.cursor()
     cursor.execute("SET synchronous_commit TO on")
@@ -319,15 +332,13 @@ def _commit_synchronously(connection: Any, _: object) -> None:
 
 
 def _reason(error: SQLAlchemyError) -> str:
-    """The driver's own words on one line, without the statement, its values, and those of the row that was refused."""
+    """Return the driver's message on one line, without statement and values."""
     words, _, _ = str(getattr(error, "orig", None) or error).partition("\nDETAIL:")
     return " ".join(words.split())
 
 
-# The table of dead letters, one row a letter: docs/dead-letters.md has its columns. Rows to letters and back.
-#
-# The primary key is the letter's id, made of what the message is; the unique constraint says the same in words that a
-# person can query. Times are ms since 1970; 0 and -1 stand for none where a letter has them so.
+# Rows and letters. The primary key is the letter's id, a hash of what the unique constraint has in columns
+# that a person can query. Times are ms since 1970; 0 and -1 stand for none, as in `Letter`.
 
 NAME: Final = "tfmq_dead_letters"
 NAME_CHARACTERS: Final = 249
@@ -335,10 +346,10 @@ STATE_CHARACTERS: Final = 16
 TOKEN_CHARACTERS: Final = 40
 BROKER_CHARACTERS: Final = 64
 LARGE_BYTES: Final = 1 << 31
-"""MySQL chooses the kind of a column by it; a payload has at most 63 MiB."""
+"""Column size from which MySQL derives the type; a payload has at most 63 MiB."""
 
 LONG: Final = Text().with_variant(LONGTEXT(), "mysql", "mariadb")
-"""MySQL's TEXT ends at 64 KiB."""
+"""MySQL's TEXT is limited to 64 KiB."""
 
 METADATA: Final = MetaData()
 TABLE: Final = Table(
@@ -388,10 +399,13 @@ TABLE: Final = Table(
     Index("tfmq_dead_letters_kept", "kept_ms", "id"),
 )
 ADDED: Final = (TABLE.c.broker,)
-"""Columns that tables of earlier releases do not have; each has a default, with which these go on writing."""
+"""Columns that tables of earlier releases do not have.
+
+Each has a default, so that earlier releases can still write.
+"""
 BODY: Final = (TABLE.c.attribute, TABLE.c.payload)
 BRIEF: Final = tuple(column for column in TABLE.c if column.name not in ("attribute", "payload"))
-"""All columns but those that may be large."""
+"""All columns except those of the body, which may be large."""
 
 _SAME: Final = (
     "id topic incarnation next_offset ordinal appended_ms payload_bytes state calls calls_left put_offs redrives"
@@ -400,7 +414,7 @@ _SAME: Final = (
 
 
 def row_of(letter: Letter) -> dict[str, Any]:
-    """The row; its body only where the letter has one."""
+    """Return the row of a letter, with the body columns only if the letter has a body."""
     row: dict[str, Any] = {name: getattr(letter, name) for name in _SAME}
     row.update(
         group_name=letter.group,
@@ -421,8 +435,10 @@ def row_of(letter: Letter) -> dict[str, Any]:
 
 
 def letter_of_row(row: Mapping[Any, Any]) -> Letter:
-    """The letter in a row, with its body where the row has it. Raises `ValueError`, `TypeError` for one that no store
-    of ours wrote."""
+    """Return the letter of a row, with its body if the row has it.
+
+    Raises ValueError or TypeError for a row that tfmq did not write.
+    """
     key: bytes | str | None = row["key_text"]
     if key is not None and not row["key_is_text"]:
         key = str(key).encode()
@@ -443,35 +459,42 @@ def letter_of_row(row: Mapping[Any, Any]) -> Letter:
 
 
 def _storable(text: str | None) -> str | None:
-    """Text as every database takes it: PostgreSQL has no NUL, and none has half of a surrogate."""
+    """Replace what a database cannot store: NUL in PostgreSQL, and unpaired surrogates."""
     return None if text is None else text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 def _bytes(value: Any) -> bytes | None:
+    """Convert a driver's binary value to bytes."""
     return None if value is None else bytes(value)
 
 
 TRIES: Final = 3
-"""Two may keep the same message at once; the loser's next try finds the row."""
+"""Attempts of a transaction, since two processes may insert the same letter at once."""
 ENDED_MS_KEPT: Final = 30 * 86_400_000
-"""What is handled, redriven or dropped is remembered for a month, and what failed in a lane and passed unnoticed."""
+"""How long ended letters are kept: a month.
+
+Also those that only recorded failures in a queue.
+"""
 
 OVER: Final = (*ENDED, FAILING)
 
 T = TABLE.c
 FAILED_ONCE: Final = or_(T.state != HANDLED, T.calls > 1, T.error != "")
-"""As `Selection.holds` has it: what was counted before its first call and handled by that is nobody's letter."""
+"""SQL condition as in `Selection.holds`: excludes letters that never failed."""
 
 
 class SqlStore:
-    """See the module. All methods raise `StoreFailed`."""
+    """Dead letters in a database, with blocking methods. All methods raise StoreFailed."""
 
     def __init__(self, address: Address) -> None:
         self.database = Database(address)
         self.name = self.database.name
 
     def apply(self, steps: Sequence[Step]) -> list[Letter | None]:
-        """Each event to its letter, all in one transaction; the letter behind it, or None where it did nothing."""
+        """Apply each event to its letter in one transaction.
+
+        Return new letters; None where nothing changed.
+        """
         if not steps:
             return []
         for _ in range(TRIES - 1):
@@ -483,6 +506,7 @@ class SqlStore:
         return self._apply(steps)
 
     def _apply(self, steps: Sequence[Step]) -> list[Letter | None]:
+        """Apply events in one transaction; an IntegrityError may occur on concurrent inserts."""
         with self.database.writing() as connection:
             known = self._locked(connection, [id for id, _ in steps])
             before, behind = dict(known), []
@@ -497,15 +521,14 @@ class SqlStore:
         return behind
 
     def _locked(self, connection: Connection, ids: Sequence[str]) -> dict[str, Letter]:
-        """The rows of `ids`, which nobody else changes until the transaction ends; in one order, so that two who lock
-        the same do not wait for each other for ever."""
+        """Read and lock the rows of `ids`, in a fixed order to avoid deadlocks."""
         query = select(*BRIEF).where(T.id.in_(sorted(set(ids)))).order_by(T.id).with_for_update()
         return {row["id"]: _letter(row) for row in connection.execute(query).mappings()}
 
     def find(
         self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
     ) -> list[Letter]:
-        """At most `count` letters, in the order in which they were first kept, from behind `after` on."""
+        """Return at most `count` letters after `after`, in the order of their first storing."""
         query = (
             _chosen(select(*BRIEF), selection).where(_behind(after)).order_by(T.kept_ms, T.id).limit(count)
         )
@@ -519,13 +542,13 @@ class SqlStore:
             return [letters[id] for id in ids if id in letters]
 
     def get(self, id: str) -> Letter | None:
-        """The whole letter."""
+        """Return a letter with its body, or None."""
         with self.database.reading() as connection:
             row = connection.execute(select(TABLE).where(T.id == id)).mappings().first()
         return None if row is None else _letter(row)
 
     def due(self, group: str, now_ms: int, broker: str = "") -> str | None:
-        """The id of the one of `broker` that should have been handled longest ago."""
+        """Return the id of the letter of `broker` that is due longest, or None."""
         query = select(T.id).where(T.group_name == group, T.broker == broker)
         waiting = query.where(T.state == WAITING, T.next_ms <= now_ms).order_by(T.next_ms, T.id).limit(1)
         left = query.where(T.state == RETRYING, T.lease_ms <= now_ms).order_by(T.lease_ms, T.id).limit(1)
@@ -533,7 +556,7 @@ class SqlStore:
             return connection.scalar(left) or connection.scalar(waiting)
 
     def next_due_ms(self, group: str, broker: str = "") -> int | None:
-        """When the next one of `broker` is due, in ms since 1970."""
+        """Return when the next letter of `broker` is due, in ms since 1970, or None."""
         own = (T.group_name == group, T.broker == broker)
         waiting = select(func.min(T.next_ms)).where(*own, T.state == WAITING)
         left = select(func.min(T.lease_ms)).where(*own, T.state == RETRYING)
@@ -542,7 +565,7 @@ class SqlStore:
         return min((int(each) for each in found if each is not None), default=None)
 
     def waiting_for_others(self, group: str, broker: str, after: Page = START) -> list[Letter]:
-        """Letters of the group that wait, and do not say that they are of `broker`; at most a page."""
+        """Return waiting letters of the group that are not marked as `broker`'s; at most a page."""
         query = select(*BRIEF).where(
             T.group_name == group, T.state.in_((WAITING, RETRYING)), T.broker != broker
         )
@@ -551,14 +574,14 @@ class SqlStore:
             return [_letter(row) for row in connection.execute(query).mappings()]
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """How many letters there are: (group, state) -> number."""
+        """Return the number of letters by (group, state)."""
         query = select(T.group_name, T.state, func.count()).where(FAILED_ONCE)
         query = query.group_by(T.group_name, T.state)
         with self.database.reading() as connection:
             return {(group, state): count for group, state, count in connection.execute(query)}
 
     def prune(self, now_ms: int) -> int:
-        """Forget what ended long ago; how many, at most a page."""
+        """Delete letters that ended long ago, at most a page. Return how many."""
         old = (T.state.in_(OVER), T.changed_ms < now_ms - ENDED_MS_KEPT)
         with self.database.writing() as connection:
             ids = connection.scalars(select(T.id).where(*old).limit(PAGE_LETTERS)).all()
@@ -566,25 +589,27 @@ class SqlStore:
         return len(ids)
 
     def close(self) -> None:
+        """Close the connections."""
         self.database.close()
 
 
 def _behind(page: Page) -> ColumnElement[bool]:
+    """Return the SQL condition for rows after a page position."""
     return or_(T.kept_ms > page.kept_ms, and_(T.kept_ms == page.kept_ms, T.id > page.id))
 
 
 def _letter(row: Mapping[Any, Any]) -> Letter:
-    """Raises `StoreFailed` for a row that was changed by hand and is no valid letter any more."""
+    """Convert a row. Raises StoreFailed if it was changed by hand and is invalid."""
     try:
         return letter_of_row(row)
     except (ValueError, TypeError) as error:
         raise StoreFailed(
-            f"The row {row['id']} of dead letters cannot be read ({type(error).__name__}): mend it, or delete it."
+            f"The row {row['id']} of dead letters cannot be read ({type(error).__name__}): repair it, or delete it."
         ) from error
 
 
 def _write(connection: Connection, letters: Sequence[Letter], *, new: bool) -> None:
-    """Bodies are written with a row that is new; they never change."""
+    """Insert or update letters. Bodies are only inserted, because they never change."""
     if not letters:
         return
     if new:
@@ -599,11 +624,12 @@ def _write(connection: Connection, letters: Sequence[Letter], *, new: bool) -> N
 
 
 def _brief(letter: Letter) -> Letter:
+    """Return a copy without the body."""
     return replace(letter, body=None)
 
 
 def _chosen(query: Select[Any], selection: Selection) -> Select[Any]:
-    """The rows that `selection` means, as the database sees them."""
+    """Add the conditions of `selection` to a query."""
     equal = (
         (T.group_name, selection.group),
         (T.topic, selection.topic),
@@ -627,7 +653,10 @@ def _chosen(query: Select[Any], selection: Selection) -> Select[Any]:
 
 
 class SqlShelf:
-    """A `SqlStore` as operations: `run` does the work, inline or in a thread."""
+    """`BlockingSqlStore` as operations, in a database.
+
+    `run` executes its calls, inline or in a thread.
+    """
 
     def __init__(self, store: SqlStore, run: Run) -> None:
         self.store = store

@@ -1,7 +1,8 @@
-"""What each event does to a letter: a table of states, and the few fields that change with them. Pure.
+"""State machine of dead letters: what each event changes. No I/O.
 
-Both stores, and every test, go through `after`, so a letter cannot have two fates in two stores. An event that a state
-does not know, or that another taker sends, changes nothing: `after` gives None, and the store says so to its caller.
+All stores and tests use `apply_event`, so a letter has the same state in all of them. An event that the state
+does not accept, or of another lease, changes nothing: the result is None, which the store returns to its
+caller.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tfmq.dead_letters.model import (
 )
 
 PUT_OFFS_MAX: Final = 1000
-"""So often a handler may put a message off: every 30 s, that is a working day. Then it is dead, and no loop."""
+"""Maximum postponements of a letter: every 30 s, that is a working day. Then it is dead."""
 
 ENDED_IN_WORK: Final = "the process ended while it was being handled, the last time"
 
@@ -103,13 +104,14 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
         model.Adopt: (DROPPED,),
     },
 }
-"""State ("": there is no letter), event -> the states that may follow. What is not here does nothing. Besides, `Keep`
-leaves every state as it is where the very same was kept before.
+"""State ("" for no letter) -> event -> possible next states. Other events have no effect.
+
+Also, a `KeepEvent` changes nothing if the same one was applied before.
 """
 
 
 def after(letter: Letter | None, event: model.Event) -> Letter | None:
-    """The letter behind `event`; None where the event does nothing to it."""
+    """Return the letter after `event`, or None if the event has no effect."""
     state = letter.state if letter is not None else ""
     allowed = NEXT[state].get(type(event))
     if allowed is None:
@@ -124,9 +126,12 @@ def after(letter: Letter | None, event: model.Event) -> Letter | None:
 
 
 def _kept(letter: Letter | None, event: model.Keep) -> Letter:
-    """A new letter; or the same message once more, whose histories are joined. What comes again behind a kill, since
-    its offset was not saved, begins no new round: it has the calls that are left to it, and dead stays dead. The very
-    same keeping, done again because its answer was lost, changes nothing."""
+    """Store a message; if it is stored already, join both histories.
+
+    A message that is delivered again after a crash, because its offset was not committed, does not start a
+    new round: it keeps the number of calls left, and a dead one stays dead. The same event again, repeated
+    because its response was lost, changes nothing.
+    """
     if letter is None:
         return replace(_revived(event.letter, event), kept_ms=event.at_ms)
     if _is_told(letter, event.letter):
@@ -136,28 +141,29 @@ def _kept(letter: Letter | None, event: model.Keep) -> Letter:
     if letter.state == REDRIVING:
         return joined
     joined = replace(joined, calls=letter.calls + event.letter.calls)
-    taken = letter.state == RETRYING and event.next_ms > 0  # its lease says what becomes of it
+    taken = letter.state == RETRYING and event.next_ms > 0  # the end of its lease decides about the state
     if letter.state == DEAD or taken:
         return joined
     if letter.state not in ENDED:
         put_off = event.begun and letter.state == FAILING
-        left = letter.calls_left + (1 if put_off else 0)  # that costs no call
+        left = letter.calls_left + (1 if put_off else 0)  # a postponed call does not count
         event = event._replace(letter=replace(event.letter, calls_left=max(1, left)))
     return _revived(joined, event)
 
 
 def _of_broker(letter: Letter, met: Letter) -> Letter:
-    """Its consumer met the message again: so it is of the broker that this consumer reads."""
+    """Set the broker if unknown: it is that of the consumer which received the message again."""
     return letter if letter.broker or not met.broker else replace(letter, broker=met.broker)
 
 
 def _is_told(letter: Letter, repeated: Letter) -> bool:
-    """Whether the latest of these failures is known: it was said before, and its answer was lost."""
+    """Return whether the latest failure is known already, so that the event is a repetition."""
     told = {(each.at_ms, each.error) for each in letter.failures}
     return bool(repeated.failures) and repeated.failures[-1][:2] in told
 
 
 def _revived(letter: Letter, event: model.Keep) -> Letter:
+    """Return a waiting letter, or a dead one if it is not to be handled again."""
     waits = event.next_ms > 0 and event.letter.calls_left > 0
     return replace(
         letter,
@@ -173,7 +179,7 @@ def _revived(letter: Letter, event: model.Keep) -> Letter:
 
 
 def _begun(letter: Letter | None, event: model.Begin) -> Letter:
-    """Counted before it is called. What was kept already is not called again: its state says so."""
+    """Count a call before it starts. A stored message is not called again; its state is kept."""
     if letter is not None and letter.state not in (FAILING, *ENDED):
         return letter
     left = letter.calls_left if letter is not None and letter.state == FAILING else event.letter.calls_left
@@ -184,8 +190,11 @@ def _begun(letter: Letter | None, event: model.Begin) -> Letter:
 
 
 def _noted(letter: Letter | None, event: model.Note) -> Letter:
-    """One more call of a round that goes on, over the consumer's death too; the first one of a new round; or a call of
-    one that was kept already, which its consumer met again because its offset was not saved."""
+    """Record a failed call.
+
+    It belongs to the current round, which survives a crash of the consumer, or starts a new round. A stored
+    message that is delivered again, because its offset was not committed, keeps its state.
+    """
     count = 0 if event.begun else 1
     if letter is None:
         found, left = replace(event.letter, kept_ms=event.at_ms), event.letter.calls_left - 1
@@ -199,15 +208,17 @@ def _noted(letter: Letter | None, event: model.Note) -> Letter:
 
 
 def _in_lane(letter: Letter, left: int, state: str) -> Letter:
+    """Return the letter in a state of the queue, without a retry time and redrive position."""
     return replace(letter, state=state, calls_left=left, next_ms=0, put_offs=0, journey=None, sent_offset=-1)
 
 
 def _passed(letter: Letter, event: model.Pass) -> Letter:
+    """Return the letter as handled."""
     return replace(letter, state=HANDLED)
 
 
 def _taken(letter: Letter, event: model.Take) -> Letter | None:
-    """Its call counts from now on: one that ends the process has been one, too."""
+    """Lease the letter if it is due. The call counts now, because it may crash the process."""
     if letter.state == RETRYING and letter.lease_ms > event.at_ms:
         return None
     if letter.state == WAITING and letter.next_ms > event.at_ms:
@@ -227,21 +238,25 @@ def _taken(letter: Letter, event: model.Take) -> Letter | None:
 
 
 def _dead(letter: Letter, *failures: Failure) -> Letter:
+    """Return the letter as dead."""
     found = letter.with_failures(failures)
     return replace(found, state=DEAD, next_ms=0, token="", lease_ms=0)
 
 
 def _renewed(letter: Letter, event: model.Renew) -> Letter | None:
+    """Extend the lease."""
     return replace(letter, lease_ms=event.lease_ms) if letter.token == event.token else None
 
 
 def _handled(letter: Letter, event: model.Handled) -> Letter | None:
+    """End the lease of a handled letter."""
     if letter.token != event.token:
         return None
     return replace(letter, state=HANDLED, next_ms=0, token="", lease_ms=0)
 
 
 def _failed(letter: Letter, event: model.Failed) -> Letter | None:
+    """Schedule the next call, or make the letter dead."""
     if letter.token != event.token:
         return None
     if letter.calls_left <= 0 or not event.next_ms:
@@ -250,11 +265,12 @@ def _failed(letter: Letter, event: model.Failed) -> Letter | None:
 
 
 def _waiting(letter: Letter, next_ms: int) -> Letter:
+    """Return the letter as waiting."""
     return replace(letter, state=WAITING, next_ms=next_ms, token="", lease_ms=0)
 
 
 def _put_off(letter: Letter, event: model.PutOff) -> Letter | None:
-    """No failure: the call is given back, but not for ever."""
+    """Postpone the letter. The call does not count, but the number of postponements is limited."""
     if letter.token != event.token:
         return None
     if letter.put_offs >= PUT_OFFS_MAX:
@@ -266,6 +282,7 @@ def _put_off(letter: Letter, event: model.PutOff) -> Letter | None:
 
 
 def _given_back(letter: Letter, event: model.GiveBack) -> Letter | None:
+    """Release the lease; the call does not count."""
     if letter.token != event.token:
         return None
     found = replace(letter, calls=letter.calls - 1, calls_left=letter.calls_left + 1)
@@ -273,22 +290,28 @@ def _given_back(letter: Letter, event: model.GiveBack) -> Letter | None:
 
 
 def _retried(letter: Letter, event: model.Retry) -> Letter:
+    """Schedule the letter at once."""
     found = replace(letter, calls_left=max(1, event.calls_left), put_offs=0, journey=None)
     return _waiting(found, event.at_ms)
 
 
 def _dropped(letter: Letter, event: model.Drop) -> Letter | None:
+    """Drop the letter, unless it may be in transit."""
     if letter.state == REDRIVING and letter.journey is not None and not event.force:
         return None
     return replace(letter, state=DROPPED, next_ms=0, token="", lease_ms=0)
 
 
 def _adopted(letter: Letter, event: model.Adopt) -> Letter | None:
+    """Set the broker."""
     return replace(letter, broker=event.broker) if event.force or not letter.broker else None
 
 
 def _claimed(letter: Letter, event: model.Claim) -> Letter | None:
-    """One that was claimed and has no place yet was never sent: whoever comes may claim it again."""
+    """Reserve the letter for a redrive.
+
+    A former claim without a recorded sequence was never sent.
+    """
     if letter.state == WAITING and not event.waiting:
         return None
     if letter.state == REDRIVING and letter.journey is not None:
@@ -299,13 +322,14 @@ def _claimed(letter: Letter, event: model.Claim) -> Letter | None:
 
 
 def _departed(letter: Letter, event: model.Depart) -> Letter | None:
-    """Settled once: a letter that may have been sent under one place is never sent under another."""
+    """Record the producer sequence, once, so that the letter cannot be sent under two of them."""
     if letter.token != event.token or letter.journey is not None:
         return None
     return replace(letter, journey=event.journey)
 
 
 def _arrived(letter: Letter, event: model.Arrive) -> Letter | None:
+    """Record that the letter is sent."""
     journey = letter.journey
     if journey is None or (journey.producer_id, journey.sequence) != (event.producer_id, event.sequence):
         return None
@@ -313,7 +337,10 @@ def _arrived(letter: Letter, event: model.Arrive) -> Letter | None:
 
 
 def _returned(letter: Letter, event: model.Return) -> Letter | None:
-    """Only from the place that it is known of: by now it may be under way under another one."""
+    """Make the letter dead again, if the sequence is the recorded one.
+
+    By now another redrive may be sending it with another sequence.
+    """
     place = (0, 0) if letter.journey is None else (letter.journey.producer_id, letter.journey.sequence)
     if letter.token != event.token or place != (event.producer_id, event.sequence):
         return None

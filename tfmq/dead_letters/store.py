@@ -1,4 +1,8 @@
-"""Where dead letters are kept, as users write it: PATH, a SQLAlchemy URL, or "topic:NAME"."""
+"""Dead-letter store of a consumer group, the interface of its backends, and store addresses.
+
+`GroupDeadLetterStore` implements what a consumer needs, over a `LetterStore`: a database or a topic. An
+address is PATH, a SQLAlchemy URL, or "topic:NAME".
+"""
 
 from __future__ import annotations
 
@@ -41,20 +45,20 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*(\+[A-Za-z0-9_]+)?://")
 
 
 class Address(NamedTuple):
-    """`kind`: "path", "url" or "topic" · `value`: the path, the URL, the topic's name."""
+    """Parsed store address. `kind`: "path", "url" or "topic" · `value`: path, URL or topic name."""
 
     kind: str
     value: str
 
     def __str__(self) -> str:
-        """As it may be shown and logged: a URL without its password."""
+        """Return the address for messages and logs: a URL without its password."""
         if self.kind == "topic":
             return f"{TOPIC_PREFIX}{self.value}"
         return shown_url(self.value) if self.kind == "url" else self.value
 
 
 def parse_address(where: str | os.PathLike[str]) -> Address:
-    """What `where` names. Raises `BadRequest` for what names no store."""
+    """Parse a store address. Raises BadRequest for an invalid one."""
     if isinstance(where, os.PathLike):
         return Address("path", os.fspath(where))
     if not isinstance(where, str) or not where:
@@ -73,62 +77,69 @@ ALLOWED: Final = "it takes a path, a SQLAlchemy URL (sqlite:///..., postgresql+p
 
 
 def state_folder() -> Path:
-    """Where programs of this user keep what is theirs: $XDG_STATE_HOME, else ~/.local/state."""
+    """Return tfmq's directory for this user's state, in $XDG_STATE_HOME or ~/.local/state."""
     told = os.environ.get("XDG_STATE_HOME")
     return (Path(told) if told else Path.home() / ".local" / "state") / "tfmq"
 
 
 OWN_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
-"""What a consumer's `dead_letters` says unless it is told: `own_path` of its group and its broker."""
+"""Default of a consumer's `dead_letters`: the path that `existing_or_default_path` returns."""
 
 
 def default_path(group: str, folder: Path | None = None, broker: str = "") -> str:
-    """The store of a group of `broker` that was told of none: ~/.local/state/tfmq/NODE/GROUP.db, or one in `folder`;
-    without a broker the one that earlier releases used for all brokers, ~/.local/state/tfmq/GROUP.db."""
+    """Return the path of a group's default store: ~/.local/state/tfmq/BROKER/GROUP.db.
+
+    `folder` replaces ~/.local/state/tfmq. Without `broker` the path is that of earlier releases, which was
+    for all brokers: ~/.local/state/tfmq/GROUP.db.
+    """
     return str((folder or state_folder()) / broker / f"{group}{SUFFIX}")
 
 
 def own_path(group: str, broker: str) -> str:
-    """`default_path`; a store that an earlier release made is used further, as long as there is no newer one."""
+    """Return the default store, or that of an earlier release if only that one exists."""
     found, earlier = default_path(group, broker=broker), default_path(group)
     return earlier if os.path.isfile(earlier) and not os.path.exists(found) else found
 
 
 def broker_name(node: str) -> str:
-    """A broker's id as it stands in letters and paths: as it is, or, where a broker calls itself something that is no
-    name of a folder, its hash."""
+    """Return a broker's id for letters and paths; a hash of it if it is no valid file name."""
     if _NODE.fullmatch(node):
         return node
     return hashlib.sha256(node.encode(errors="replace")).hexdigest()[:32]
 
 
-# The dead letters of one group, as its consumers use them: `tfmq.client.worker.dead_letter_store.DeadLetters` over a
-# shelf.
-
 log = logging.getLogger("tfmq.dead_letters")
 
 LEASE_SECONDS: Final = 60.0
-"""So long nobody else handles what a killed consumer had taken; one at work renews it three times as often."""
+"""Duration of a lease, after which the letters of a killed consumer are available again.
+
+A consumer at work renews the lease three times as often.
+"""
 TAKES_MAX: Final = 100
-"""So many are looked at in one `take`: others took them first, or their calls were used up."""
+"""Maximum letters tried for one lease; other consumers may lease them at the same time."""
 
 
 OTHERS_SECONDS: Final = 60.0
-"""How often is looked for letters that wait and do not say that they are this broker's."""
+"""Interval of the check for waiting letters that are not marked as this broker's."""
 UNKNOWN_SECONDS: Final = 0.25
-"""Between two looks whether the broker was reached: until then nobody knows which letters are its own."""
+"""Interval of the check whether the broker is reached.
+
+Until then the own letters are unknown.
+"""
 
 
 def in_ms(now_ms: int, seconds: float) -> int:
-    """The time in so many seconds, in ms since 1970; none that a calendar or a database has not."""
+    """Return the time after `seconds`, in ms since 1970, limited to what can be stored."""
     return min(BORN_MS_MAX, now_ms + max(1, round(min(seconds * 1000, BORN_MS_MAX))))
 
 
 class GroupDeadLetters:
-    """See the protocol. `calls_max`: how often a handler is called with one message before it is dead; `token` names
-    this consumer; `jitter` gives numbers from 0 to 1. `broker`: the id of the broker whose messages are handled, None
-    while it was not reached yet; letters of others are not taken. `stands_here`: whether the broker has the message of
-    a letter that does not say of which broker it is; None: that cannot be told now.
+    """Dead-letter store of one group, as its consumers use it; see `DeadLetterStore`.
+
+    `calls_max`: number of handler calls per message before it is dead · `token`: identifies this consumer ·
+    `jitter` returns random numbers from 0 to 1 · `broker` returns the id of the broker whose messages are
+    handled, None while that is not reached yet; letters of other brokers are not leased · `has_message`
+    returns whether the broker has the message of a letter without a broker id; None: unknown at the moment.
     """
 
     lease_seconds = LEASE_SECONDS
@@ -161,6 +172,7 @@ class GroupDeadLetters:
 
     @property
     def address(self) -> str:
+        """Name of the store for messages and logs, without a password."""
         return self.shelf.name
 
     def keep(
@@ -172,7 +184,10 @@ class GroupDeadLetters:
         begun: bool = False,
         retry_after: float | None = None,
     ) -> Operation[str]:
-        """One that is put off has all the calls left that did not fail."""
+        """Store `message` as dead, or to be handled later; see `DeadLetterStore`.
+
+        A postponed one keeps all calls that did not fail.
+        """
         count = len(failures) - begun if calls is None else calls
         now_ms = self._now_ms()
         left = 0 if retry_after is None else max(1, self._calls_max - max(0, count - 1))
@@ -185,6 +200,7 @@ class GroupDeadLetters:
         return kept.state
 
     def begin(self, message: ReceivedMessage[Any]) -> Operation[str]:
+        """Count a handler call before it starts; see `DeadLetterStore`."""
         letter = replace(self._letter_of(message), calls_left=self._calls_max)
         return (yield from self._in_lane(letter.id, model.Begin(self._now_ms(), letter)))
 
@@ -209,10 +225,12 @@ class GroupDeadLetters:
         return found.state
 
     def passed(self, message: ReceivedMessage[Any]) -> Operation[None]:
+        """Record that a message with recorded failures was handled."""
         id = self._letter_of(message).id
         yield from self.shelf.apply([(id, model.Pass(self._now_ms()))])
 
     def take(self) -> Operation[Due | None]:
+        """Lease the letter that is due longest and return it, or None."""
         broker = self._broker()
         if broker is None:
             return None
@@ -237,8 +255,11 @@ class GroupDeadLetters:
         return None
 
     def _look_at_others(self, broker: str) -> Operation[None]:
-        """Letters that wait and do not name `broker`. Those that name none, as an earlier release kept
-        them, are its own if it has their messages; the others are left to the consumers of theirs."""
+        """Check waiting letters that are not marked as `broker`'s, at most once per interval.
+
+        Letters without a broker id, as earlier releases stored them, are marked as the broker's if it has
+        their messages. All others are left to the consumers of their brokers, with a log line.
+        """
         now_ms = self._now_ms()
         if self._others_ms is not None and abs(now_ms - self._others_ms) < OTHERS_SECONDS * 1000:
             return
@@ -258,24 +279,25 @@ class GroupDeadLetters:
             adopted += sum(each is not None for each in (yield from self.shelf.apply(own)))
         if adopted:
             log.info(
-                "%d dead letters in %s did not say of which broker they are, and have their messages at this one"
-                " (%s): its consumers handle them.",
+                "%d dead letters in %s had no broker id, and their messages are at this broker (%s): its"
+                " consumers handle them.",
                 adopted,
                 self.address,
                 broker,
             )
         if not self._left.issuperset(each.id for each in left):
             log.warning(
-                "%d waiting dead letters in %s are not handled here: they are of the broker %s, and this one is %s."
+                "%d waiting dead letters in %s are not handled here: they belong to the broker %s, and this one is %s."
                 " tfmq dlq retry --force has them handled here.",
                 len(left),
                 self.address,
-                ", ".join(sorted({broker_name(each.broker) or "of an unknown id" for each in left})),
+                ", ".join(sorted({broker_name(each.broker) or "with an unknown id" for each in left})),
                 broker,
             )
         self._left = frozenset(each.id for each in left)
 
     def seconds_until_due(self) -> Operation[float | None]:
+        """Return the time until a letter is due: 0 if one is, None if none waits."""
         broker = self._broker()
         if broker is None:
             return UNKNOWN_SECONDS
@@ -283,29 +305,40 @@ class GroupDeadLetters:
         return None if due_ms is None else max(0.0, (due_ms - self._now_ms()) / 1000)
 
     def renew(self, due: Due) -> Operation[bool]:
+        """Extend the lease. Return False if it had expired and another consumer has the letter."""
         now_ms = self._now_ms()
         renewal = model.Renew(now_ms, due.token, now_ms + round(self.lease_seconds * 1000))
         return bool((yield from self._settle(due, renewal)))
 
     def handled(self, due: Due) -> Operation[bool]:
+        """Mark the letter as handled. Return False if the lease had expired."""
         return bool((yield from self._settle(due, model.Handled(self._now_ms(), due.token))))
 
     def failed(self, due: Due, failure: Failure, *, rejected: bool = False) -> Operation[str]:
+        """Record a failed call of a leased letter, and return its state.
+
+        "" if the lease had expired.
+        """
         now_ms = self._now_ms()
         next_ms = 0 if rejected else now_ms + wait_ms(due.calls, self._jitter())
         return (yield from self._settle(due, model.Failed(now_ms, due.token, failure, next_ms)))
 
     def put_off(self, due: Due, seconds: float, reason: str = "") -> Operation[str]:
+        """Postpone a leased letter by `seconds`, and return its state; "" if the lease had expired."""
         now_ms = self._now_ms()
         failure = Failure(now_ms, f"RetryLater: {reason or f'after {seconds:g} s'}")
         event = model.PutOff(now_ms, due.token, failure, in_ms(now_ms, seconds))
         return (yield from self._settle(due, event))
 
     def give_back(self, due: Due) -> Operation[bool]:
+        """Release a leased letter without a call. Return False if the lease had expired."""
         return bool((yield from self._settle(due, model.GiveBack(self._now_ms(), due.token))))
 
     def tidy(self) -> Operation[None]:
-        """Before the broker is reached it is not known which store that is: it is done when it is."""
+        """Delete letters that ended long ago; deferred until the broker is reached.
+
+        The default store is not known before that.
+        """
         self._untidy = self._broker() is None
         if self._untidy:
             return
@@ -313,96 +346,113 @@ class GroupDeadLetters:
             pass
 
     def close(self) -> None:
+        """Close the store."""
         self.shelf.close()
 
     def _settle(self, due: Due, event: model.Event) -> Operation[str]:
-        """The state behind `event`; "" where the letter is another's by now."""
+        """Apply an event to a leased letter and return its state.
+
+        "" if another consumer has it by now.
+        """
         (found,) = yield from self.shelf.apply([(due.id, event)])
         if found is None:
-            log.warning("%s is in other hands: the lease was over.", due.id)
+            log.warning("%s belongs to another consumer by now: its lease had expired.", due.id)
             return ""
         self._tell(found)
         return found.state
 
     def _tell(self, letter: Letter) -> None:
-        """In the log, without the error's words: they may hold what the message holds."""
+        """Log a new dead letter, without the text of the error, which may quote the message."""
         if letter.state == DEAD:
             kind = letter.error.partition(":")[0]
             log.warning("%s is dead letter %s (%s) in %s", letter.origin, letter.id, kind, self.address)
 
     def _letter_of(self, message: ReceivedMessage[Any]) -> Letter:
+        """Return the letter for `message`, without a history."""
         return letter_of(message, self._group, self._broker() or "")
 
     def _now_ms(self) -> int:
         return round(self._wall_clock() * 1000)
 
 
-# Where letters lie: what the two stores, a database and a topic, have in common. Operations, as a driver runs them.
-
 Step = tuple[str, Event]
-"""A letter's id, and what happens to it."""
+"""Letter id, and the event to apply to it."""
 
 
 class Shelf(Protocol):
-    """All verbs raise `StoreFailed`. Letters come without their bodies unless `whole` asks for them."""
+    """Backend of a dead-letter store: a database or a topic. All methods raise StoreFailed.
+
+    Letters are returned without their bodies unless `whole` is set.
+    """
 
     @property
     def name(self) -> str:
-        """As a person writes it, without a password."""
+        """Address of the store for messages and logs, without a password."""
         ...
 
     def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
-        """Each event happens to its letter, as `course` says, and is committed when this ends. The letter behind it, or
-        None where it did nothing."""
+        """Apply each event to its letter, and commit.
+
+        Return the new letters; None where nothing changed. `state_machine.apply_event` defines what an event
+        changes.
+        """
         ...
 
     def find(
         self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
     ) -> Operation[list[Letter]]:
-        """At most `count` letters in the order in which they were first kept, from behind `after` on; [] where there
-        is none. Whole ones are as many as memory has room for (see `fitting`); one whose body is gone for good comes
-        without it."""
+        """Return at most `count` letters after `after`, in the order of their first storing.
+
+        [] at the end. `whole`: with bodies, and only as many as fit in memory (see `fit_page`). A letter
+        whose body is lost is returned without it.
+        """
         ...
 
     def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
-        """The id of the one of `broker` that should have been handled longest ago; None: none is due."""
+        """Return the id of the letter of `broker` that is due longest, or None."""
         ...
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
-        """When the next one of `broker` is due, in ms since 1970; None: nothing waits."""
+        """Return when the next letter of `broker` is due, in ms since 1970; None if none waits."""
         ...
 
     def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
-        """Letters of the group that wait, and do not say that they are of `broker`: at most a page, as `find`."""
+        """Return waiting letters of the group that are not marked as `broker`'s.
+
+        At most a page, as `find`.
+        """
         ...
 
     def get(self, id: str) -> Operation[Letter | None]:
-        """The whole letter, with its body and all tracebacks."""
+        """Return a letter with its body and all tracebacks, or None."""
         ...
 
     def counts(self) -> Operation[dict[tuple[str, str], int]]:
-        """How many letters there are: (group, state) -> number."""
+        """Return the number of letters by (group, state)."""
         ...
 
     def prune(self, now_ms: int) -> Operation[int]:
-        """Forget some of what ended long ago, where it takes room; how many, 0: all are gone."""
+        """Delete some letters that ended long ago. Return how many; 0: none are left."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the store."""
+        ...
 
-
-# How long a kept message waits before it is handled again behind a failure. Pure.
 
 FIRST_MS: Final = 1_000
-"""The quick retries were made before it was kept: what failed then needs longer."""
+"""First delay; the quick retries were made before the message was stored."""
 MAX_MS: Final = 3_600_000
-"""A person who mended the cause does not wait longer than an hour; `tfmq dlq retry` does not wait at all."""
+"""Maximum delay, for a cause that a person has repaired.
+
+`tfmq dlq retry` does not wait at all.
+"""
 DOUBLINGS_MAX: Final = 20
 JITTER: Final = 0.2
-"""Up to so much of a wait is added, so that what failed together does not come back together."""
+"""Maximum random addition to a delay, so that messages which failed together are spread."""
 
 
 def wait_ms(calls: int, chance: float) -> int:
-    """The wait behind the `calls`-th call: doubled each time; `chance` is from 0 to 1."""
+    """Return the delay after the `calls`-th call: doubled each time; `chance` is from 0 to 1."""
     wait = min(MAX_MS, FIRST_MS << min(DOUBLINGS_MAX, max(0, calls - 1)))
     return round(wait * (1 + JITTER * chance))

@@ -1,5 +1,7 @@
-"""The letters that a topic's events add up to. Pure; what is in memory for each letter is small: no body, no traceback,
-and where its events stand, so that the rest is read again when somebody looks at it.
+"""Dead letters in a topic: encoded events, the index replayed from them, and the store.
+
+docs/dead-letters.md documents the record format. `LetterIndex` has for each letter in memory what is small:
+no body, no traceback, and the offsets of its events, from which the rest is read again on demand.
 """
 
 from __future__ import annotations
@@ -39,16 +41,16 @@ from tfmq.protocol.commands import BY_EARLIEST
 
 
 class Fold:
-    """`letters` by id. Every event is taken once, in the order of the log."""
+    """Current letters by id, replayed from the events of the topic in the order of the log."""
 
     def __init__(self) -> None:
         self.letters: dict[str, Letter] = {}
         self.places: dict[str, list[int]] = {}
-        """The offsets of a letter's events, those that did nothing left out."""
+        """Offsets of a letter's events, without those that had no effect."""
         self._coming: dict[str, Letter] = {}
 
     def take(self, message: ReceivedMessage[Any]) -> Letter | None:
-        """The letter behind the event of `message`; None where it did nothing."""
+        """Apply the event in `message`. Return the new letter, or None if it had no effect."""
         found = event_of(message)
         if found is None:
             return None
@@ -65,35 +67,38 @@ class Fold:
         return letter
 
     def forget(self, before: int) -> None:
-        """What the topic does not have any more: the letters of which nothing stands from `before` on."""
+        """Remove letters of which retention deleted all events, those before offset `before`."""
         for id in [id for id, places in self.places.items() if places[-1] < before]:
             del self.letters[id], self.places[id]
             self._coming.pop(id, None)
 
     def due(self, group: str, now_ms: int, broker: str = "") -> str | None:
-        """The id of the one of `broker` that should have been handled longest ago."""
+        """Return the id of the letter of `broker` that is due longest, or None."""
         found = [(time, id) for time, id in self._times(group, broker) if time <= now_ms]
         return min(found)[1] if found else None
 
     def next_due_ms(self, group: str, broker: str = "") -> int | None:
-        """When the next one of `broker` is due."""
+        """Return when the next letter of `broker` is due, in ms since 1970, or None."""
         return min((time for time, _ in self._times(group, broker)), default=None)
 
     def waiting_for_others(self, group: str, broker: str, behind: Page, count: int) -> list[Letter]:
-        """At most `count` letters of the group that wait and are of other brokers, as `find`."""
+        """Return at most `count` waiting letters of the group of other brokers, as `find`."""
         waiting = [each for each in self._coming.values() if each.group == group]
         others = [each for each in waiting if each.broker not in ("", broker)]
         others = [each for each in others if (each.kept_ms, each.id) > behind]
         return sorted(others, key=lambda each: (each.kept_ms, each.id))[:count]
 
     def find(self, selection: Selection, behind: Page, count: int) -> list[Letter]:
-        """At most `count`, in the order in which they were first kept."""
+        """Return at most `count` matching letters, in the order of their first storing."""
         meant = [each for each in self.letters.values() if selection.holds(each)]
         meant = [each for each in meant if (each.kept_ms, each.id) > behind]
         return sorted(meant, key=lambda each: (each.kept_ms, each.id))[:count]
 
     def _times(self, group: str, broker: str) -> list[tuple[int, str]]:
-        """One that names no broker is of the broker that has this topic."""
+        """Return (due time, id) of waiting and leased letters.
+
+        A letter without a broker id belongs to the broker that has this topic.
+        """
         return [
             (each.next_ms if each.state == WAITING else each.lease_ms, each.id)
             for each in self._coming.values()
@@ -102,20 +107,18 @@ class Fold:
 
 
 def slim(letter: Letter) -> Letter:
-    """What is kept in memory."""
+    """Return the letter without its body and tracebacks, for memory."""
     failures = tuple(each._replace(traceback="") for each in letter.failures)
     return replace(letter, body=None, failures=failures)
 
 
-# Events as records of a topic: docs/dead-letters.md is the page of this format.
-#
-# The payload is one msgpack array: version, kind, id of the letter, time in ms, and the kind's own fields; the key is
-# the letter's id, the tag the kind. A reader passes over kinds and versions that it does not know, and over further
+# Records. The payload is a msgpack array: version, kind, letter id, time in ms, and the fields of the kind.
+# The key is the letter id, the tag is the kind. A reader ignores unknown kinds and versions, and additional
 # fields.
 
 VERSION: Final = 1
 ROOM_BYTES: Final = 256 << 10
-"""Beside the body of a kept message: its history is bounded, and far smaller than this."""
+"""Space in a record besides a message's body; the history is bounded and far smaller."""
 
 KINDS: Final[Mapping[type[Any], str]] = {
     model.Keep: "keep",
@@ -144,7 +147,11 @@ _LETTER: Final = (
 
 
 def content_of(id: str, event: model.Event, bytes_max: int) -> Content:
-    """The record of `event`. A body for which a record of `bytes_max` has no room stays where the message stands."""
+    """Encode an event as a record.
+
+    A body that is too large for a record of `bytes_max` is omitted; it is read from the message's own topic
+    instead.
+    """
     kind = KINDS[type(event)]
     fields = [_plain(each) for each in event[1:]]
     if isinstance(event, model.Keep):
@@ -156,7 +163,7 @@ def content_of(id: str, event: model.Event, bytes_max: int) -> Content:
 
 
 def event_of(message: ReceivedMessage[Any]) -> tuple[str, model.Event] | None:
-    """What the record says, or None for one that says nothing that this release knows."""
+    """Decode a record; None for an unknown or invalid one."""
     try:
         found = unpack(message.payload or b"")
         version, kind, id, at_ms, *fields = found
@@ -171,14 +178,16 @@ def event_of(message: ReceivedMessage[Any]) -> tuple[str, model.Event] | None:
 
 @cache
 def _kinds(shape: Any) -> dict[str, Any]:
-    """What the fields of `shape` are, those that are one thing or one of several."""
+    """Return the types of the fields of `shape` that are checked: plain types and unions."""
     hints = get_type_hints(shape)
     return {name: kind for name, kind in hints.items() if get_origin(kind) in (None, UnionType)}
 
 
 def _sound(found: Any) -> None:
-    """Raises `TypeError`, `ValueError` where a field is not what it is to be: whoever may write to the topic may have
-    written anything, and it is not to stop those who read it."""
+    """Raise TypeError or ValueError for a field of the wrong type or range.
+
+    Any client that may write to the topic can write anything; it must not stop the readers.
+    """
     for name, kind in _kinds(found.__class__).items():
         value = getattr(found, name)
         if not isinstance(value, kind):
@@ -193,6 +202,7 @@ def _sound(found: Any) -> None:
 
 
 def _letter_fields(letter: Letter, bytes_max: int) -> list[Any]:
+    """Return the encoded form of a letter; without the body if that is too large."""
     body = letter.body
     assert body is not None, "kept with its body"
     size = len(body.payload or b"") + len(body.attribute or b"")
@@ -202,10 +212,12 @@ def _letter_fields(letter: Letter, bytes_max: int) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
+    """Convert a tuple to a list."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def _letter(fields: list[Any], id: str) -> Letter:
+    """Decode a letter. Raises TypeError, ValueError, IndexError."""
     known, failures, stored = fields[:3]
     given = dict(zip(_LETTER, known, strict=False))
     body = None if stored is None else Body(*stored[:2])
@@ -213,7 +225,7 @@ def _letter(fields: list[Any], id: str) -> Letter:
 
 
 def _event(shape: Any, at_ms: int, fields: list[Any], id: str) -> model.Event:
-    """Raises `TypeError`, `ValueError`, `IndexError` for fields that the kind has not."""
+    """Decode an event. Raises TypeError, ValueError, IndexError for fields that do not match."""
     if shape is model.Keep:
         return model.Keep(at_ms, _letter(fields[1:], id), fields[0], any(fields[4:5]))
     if shape is model.Begin:
@@ -230,22 +242,25 @@ def _event(shape: Any, at_ms: int, fields: list[Any], id: str) -> model.Event:
 
 
 TIMEOUT_SECONDS: Final = 30.0
-"""How long one verb asks a broker that does not answer; then its caller is told, and may ask again."""
+"""How long a method retries while the broker does not respond.
+
+The caller may then repeat the call.
+"""
 LOOK_SECONDS: Final = 1.0
-"""When the next one is due is asked right behind what is due now: one look at the broker serves both."""
+"""Maximum age of the index for `next_due_ms`, which is called right after `next_due_id`."""
 PARTITION: Final = 0
 
 
 class TopicShelf:
-    """Dead letters in a topic of the broker, for consumers that have no disk of their own.
+    """Dead letters in a topic of the broker, for consumers without a disk of their own.
 
-    The topic is a log of events, all in its first partition, so that they have one order; what a letter is, is what its
-    events add up to (`Fold`). Who wants to change a letter appends the event and reads on until it comes by: of two who
-    want the same the log says who was first, and the other is told so. An event whose answer was lost may be appended,
-    and come by later; it does nothing then that was not wanted: an event bears the token of who wanted it, or is done
-    once.
+    The topic is a log of events, all in its first partition, so that they have one order. A letter is what a
+    replay of its events results in (`LetterIndex`). A change is appended as an event, and then the log is
+    read up to it: of two conflicting events the first in the log wins, and the other has no effect. An event
+    whose response was lost may still be appended later. Then it has no unwanted effect, because an event has
+    the token of its sender, or can be applied once only.
 
-    One verb at a time; the others wait. `create`: make the topic where it is missing.
+    One method runs at a time; others wait. `create`: create the topic if it is missing.
     """
 
     def __init__(self, link: Link, topic: str, *, create: bool = True) -> None:
@@ -258,7 +273,7 @@ class TopicShelf:
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing is known of the topic."""
+        """Reset what is known about the topic."""
         self._fold = Fold()
         self._offset = -1
         self._looked_at = -LOOK_SECONDS
@@ -266,10 +281,13 @@ class TopicShelf:
         self._sequence = 0
         self._cluster.clear()
 
-    # The verbs
+    # Methods of LetterStore
 
     def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
-        """What is kept is appended without a look: whatever was there, it will be kept."""
+        """Append the events and return the new letters; None where an event has no effect.
+
+        `KeepEvent`s are appended without reading the topic first, since every state accepts them.
+        """
         if not steps:
             return []
         yield from self._turn()
@@ -283,6 +301,7 @@ class TopicShelf:
             self._pass_on()
 
     def _changed(self, steps: Sequence[Step], until: float) -> Operation[list[Letter | None]]:
+        """Append the events that the current states accept, and read the log to see their effects."""
         yield from self._catch_up(until)
         wanted = [step for step in steps if after(self._fold.letters.get(step[0]), step[1]) is not None]
         if not wanted:
@@ -291,7 +310,7 @@ class TopicShelf:
         found = yield from self._catch_up(until, numbers)
         if any(each not in found for each in numbers):
             raise StoreFailed(
-                f"{self.name} does not give back what was appended to it: see tfmq topic show {self._topic}."
+                f"{self.name} does not return what was appended to it: see tfmq topic show {self._topic}."
             )
         behind = {step[0]: found[number] for step, number in zip(wanted, numbers, strict=True)}
         return [behind.get(id) for id, _ in steps]
@@ -299,6 +318,7 @@ class TopicShelf:
     def find(
         self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
     ) -> Operation[list[Letter]]:
+        """Return at most `count` letters after `after`, in the order of their first storing."""
         yield from self._look()
         found = self._fold.find(selection, after, count)
         if not whole:
@@ -310,25 +330,29 @@ class TopicShelf:
             except StoreFailed as failed:
                 if failed.retriable:
                     raise
-                letter = each  # its body is gone: that is no reason to show nobody the others
+                letter = each  # its body is lost, which must not prevent the others from being returned
             if letter is not None:
                 read.append(letter)
         return read
 
     def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
+        """Return the id of the letter of `broker` that is due longest, or None."""
         yield from self._look()
         return self._fold.due(group, now_ms, broker)
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
+        """Return when the next letter of `broker` is due, in ms since 1970, or None."""
         if self._link.now() - self._looked_at >= LOOK_SECONDS:
             yield from self._look()
         return self._fold.next_due_ms(group, broker)
 
     def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
+        """Return waiting letters of the group that belong to other brokers; at most a page."""
         yield from self._look()
         return self._fold.waiting_for_others(group, broker, after, PAGE_LETTERS)
 
     def counts(self) -> Operation[dict[tuple[str, str], int]]:
+        """Return the number of letters by (group, state)."""
         yield from self._look()
         counted: dict[tuple[str, str], int] = {}
         for each in filter(Selection().holds, self._fold.letters.values()):
@@ -336,7 +360,10 @@ class TopicShelf:
         return counted
 
     def get(self, id: str) -> Operation[Letter | None]:
-        """Read again from its events, and from where the message stands if its body was too large for one."""
+        """Return a letter with its body and tracebacks, read again from its events.
+
+        A body that is not in an event is read from the message's own topic.
+        """
         yield from self._look()
         places = list(self._fold.places.get(id, ()))
         if not places or self._stream is None:
@@ -346,12 +373,12 @@ class TopicShelf:
         )
 
     def is_there(self) -> Operation[bool]:
-        """Whether the broker has the topic."""
+        """Return whether the topic exists."""
         found = yield from find_topics(self._link, self._cluster, [self._topic])
         return bool(found)
 
     def prune(self, now_ms: int) -> Operation[int]:
-        """The topic's retention does it; what it took is forgotten here, too."""
+        """Remove letters from memory whose events the topic's retention deleted. Always returns 0."""
         yield from self._turn()
         try:
             if self._stream is not None:
@@ -362,22 +389,24 @@ class TopicShelf:
         return 0
 
     def close(self) -> None:
-        """The link is another's."""
+        """Do nothing: the connection belongs to the caller."""
 
-    # One at a time
+    # One method at a time
 
     def _turn(self) -> Operation[None]:
+        """Wait until no other method is running."""
         while self._busy is not None:
             yield Wait((self._busy,))
         self._busy = Flag()
 
     def _pass_on(self) -> None:
+        """Let the next waiting method run."""
         busy, self._busy = self._busy, None
         if busy is not None:
             busy.settle()
 
     def _look(self) -> Operation[None]:
-        """Know what is there by now."""
+        """Read new events."""
         yield from self._turn()
         try:
             yield from self._catch_up(self._link.now() + TIMEOUT_SECONDS)
@@ -387,18 +416,18 @@ class TopicShelf:
     # Reading
 
     def _found(self, until: float) -> Operation[Stream]:
-        """The partition, as a stream whose id is taken when something is sent."""
+        """Return the partition; its producer id is leased at the first append. Raises UnknownTopic."""
         if self._stream is None:
             found = yield from find_topics(self._link, self._cluster, [self._topic], create=self._create)
             if not found:
                 raise UnknownTopic(
-                    f"There is no topic {self._topic}: no consumer kept dead letters in it yet."
+                    f"There is no topic {self._topic}: no consumer stored dead letters in it yet."
                 )
             self._stream = Stream(self._topic, found[0].incarnation, PARTITION, 0)
         return self._stream
 
     def _catch_up(self, until: float, watched: Collection[int] = ()) -> Operation[dict[int, Letter | None]]:
-        """Take all events that are there; what those of the records `watched` did."""
+        """Apply all new events. Return the letters after the records in `watched`."""
         behind: dict[int, Letter | None] = {}
         wanted = frozenset(watched)
         while True:
@@ -407,7 +436,8 @@ class TopicShelf:
                 if self._offset < 0:
                     self._offset = yield from locate_end(self._link, stream, BY_EARLIEST, until)
                 chunk = yield from read_chunk(self._link, stream, self._offset, until)
-            except OffsetOutOfRange:  # retention was faster; what it took has had its effect, or is gone
+            # Retention deleted events that are not applied yet; their letters expire as well.
+            except OffsetOutOfRange:
                 self._offset = -1
                 continue
             except UnknownTopic:
@@ -425,20 +455,22 @@ class TopicShelf:
                 self._looked_at = self._link.now()
                 return behind
 
-    # Writing
+    # Appending
 
     def _append(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
-        """Appended and forced, all or none: the ids of their records."""
+        """Append events durably, all or none. Return the ids of their records."""
         self._looked_at = -LOOK_SECONDS
         try:
             return (yield from self._sent(steps, until))
         except UnknownProducer:
-            self._drop_id()  # idle for so long that the broker forgot it, and had nothing of this under it
-        except UnknownTopic:  # deleted, perhaps made again
+            # Idle for so long that the broker expired the producer id; it did not store this append.
+            self._drop_id()
+        except UnknownTopic:  # deleted, perhaps created again
             self._forget()
         return (yield from self._sent(steps, until))
 
     def _sent(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
+        """Append events once; a producer id is leased if necessary."""
         stream = yield from self._found(until)
         if not stream.producer_id or sequences_left(self._sequence) < len(steps):
             stream = stream._replace(producer_id=(yield from lease_id(self._link, until)))
@@ -450,31 +482,32 @@ class TopicShelf:
             sent = True
         finally:
             if not sent and self._stream is not None:
-                self._drop_id()  # nobody knows whether it is there: what follows goes under another one
+                # Unknown whether it is stored, so the next append must use another producer id.
+                self._drop_id()
         self._sequence = first + len(contents)
         return [pack_id(stream.producer_id, first + number) for number in range(len(contents))]
 
     def _contents(self, steps: Sequence[Step]) -> list[Content]:
+        """Encode events."""
         most = self._link.limits["message_bytes"]
         return [content_of(id, event, most) for id, event in steps]
 
     def _drop_id(self) -> None:
+        """Drop the producer id, so that the next append leases another."""
         assert self._stream is not None, "found before"
         self._stream, self._sequence = self._stream._replace(producer_id=0), 0
 
 
-# A letter of a topic with all that is not kept in memory: read again from its events, one fetch each.
-
 EVENT_BYTES: Final = 64 << 10
-"""Asked for at once: the block of one event, which the broker gives whole even where it is larger."""
+"""Fetch size for one event; the broker returns a larger block completely."""
 
 
 def whole_letter(
     link: Link, stream: Stream, id: str, places: Iterable[int], until: float
 ) -> Operation[Letter | None]:
-    """The letter `id` whose events stand at `places`; None where the topic does not have them any more.
+    """Read the letter `id` from its events at the offsets `places`; None if they are deleted.
 
-    Raises `StoreFailed` where the body was left where the message stood, and that is gone.
+    Raises StoreFailed if the body was to be read from the message's own topic and is deleted there.
     """
     letter: Letter | None = None
     for offset in places:
@@ -488,7 +521,7 @@ def whole_letter(
 
 
 def stands_here(link: Link, letter: Letter, until: float) -> Operation[bool]:
-    """Whether the broker has the letter's message at its offset: the same id, appended at the same time."""
+    """Return whether the broker has the letter's message: same offset, id and append time."""
     stands = Stream(letter.topic, letter.incarnation, letter.partition, 0)
     try:
         message = yield from _message_at(link, stands, letter.offset, until)
@@ -500,7 +533,7 @@ def stands_here(link: Link, letter: Letter, until: float) -> Operation[bool]:
 
 
 def _body_of(link: Link, letter: Letter, until: float) -> Operation[Body]:
-    """From where the message stands."""
+    """Read the body from the message's own topic. Raises StoreFailed if it is deleted."""
     stands = Stream(letter.topic, letter.incarnation, letter.partition, 0)
     try:
         message = yield from _message_at(link, stands, letter.offset, until)
@@ -508,7 +541,7 @@ def _body_of(link: Link, letter: Letter, until: float) -> Operation[Body]:
         message = None
     if message is None or message.id != letter.message_id:
         raise StoreFailed(
-            f"The message of {letter.id} was too large to be copied, and is not any more where it stood,"
+            f"The message of {letter.id} was too large to be copied, and is deleted at its own location,"
             f" {letter.origin}.",
             retriable=False,
         )
@@ -518,6 +551,7 @@ def _body_of(link: Link, letter: Letter, until: float) -> Operation[Body]:
 def _message_at(
     link: Link, stream: Stream, offset: int, until: float
 ) -> Operation[ReceivedMessage[Any] | None]:
+    """Return the message at an offset, or None if it is deleted."""
     try:
         chunk = yield from read_chunk(link, stream, offset, until, EVENT_BYTES)
     except OffsetOutOfRange:

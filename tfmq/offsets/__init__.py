@@ -1,1 +1,1 @@
-"""Where groups keep their offsets outside the broker: the plug-in interface, and the storages that come with tfmq."""
+"""Offset storages outside the broker: the plug-in interface and the built-in storages."""

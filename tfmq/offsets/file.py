@@ -1,10 +1,10 @@
-"""Offsets in one JSON file, which is replaced whole: a crash leaves the old one or the new one.
+"""Offset storage in one JSON file, which is replaced atomically.
 
     {"version": 2, "groups": {GROUP: {TOPIC: {PARTITION: {"offset": ..., "index": ..., "incarnation": ..., "epoch": ...,
     "generation": ...}}}}}
 
-Offset -1: the partition was claimed, nothing of it is saved. Version 1 had one generation for each group, too, and
-nothing claimed; its files are read, and written again as version 2.
+Offset -1: the partition was claimed, but no offset is committed. Version 1 had one generation for each group
+and no claims; its files are read, and written again as version 2.
 """
 
 import json
@@ -21,20 +21,21 @@ from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced,
 
 FILE_VERSION: Final = 2
 FILE_BYTES_MAX: Final = 64 << 20
-"""Larger than any file of offsets of every partition that a broker may have; a wrong path is not read into memory."""
+"""Limit above the largest possible file; protects memory from a wrong path."""
 LOCK_PAUSE_SECONDS: Final = 0.005
 LOCK_TRIES: Final = 2000
-"""Others have the lock while they read, write and force the file: ten seconds are for a disk that is very slow."""
+"""Attempts to lock the file: ten seconds in all, for other processes on a very slow disk."""
 
 Rows = dict[str, dict[str, dict[str, Any]]]
-"""By topic and partition."""
+"""Rows by topic and partition."""
 
 
 class FileOffsets:
-    """A file that all members of a group on one machine may share: each call has it to itself, by `PATH.lock`.
+    """Offset storage in a file, which all members of a group on one machine may share.
 
-    Every call raises Busy if others do not give the lock back, Damaged if the file is not what was written, StoreFailed
-    where the disk fails or is full: worth another try, but not if the file cannot be there at all.
+    Each call locks the file, by `PATH.lock`. Every call raises Busy if other processes do not release the
+    lock, Damaged if the file is invalid, and StoreFailed if the disk fails or is full; that is retriable,
+    except if the file cannot exist at all.
     """
 
     def __init__(
@@ -42,13 +43,13 @@ class FileOffsets:
     ) -> None:
         self.path = os.path.realpath(
             os.path.expanduser(path)
-        )  # not the link: replaced, it would be two files
+        )  # resolved, because replacing a symbolic link would result in two files
         self._disk = disk or RealDisk()
         self._pause = pause
         self._closed = False
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
-        """As `OffsetStorage.read`."""
+        """Return the committed offsets; see `OffsetStorage.read`."""
         self._check_open()
         with self._told():
             return _kept(self._load().get(group, {}), partitions)
@@ -56,26 +57,27 @@ class FileOffsets:
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]
     ) -> dict[PartitionName, StoredOffset]:
-        """As `ClaimingStorage.claim`."""
+        """Claim partitions; see `ClaimingStorage.claim`."""
         with self._told():
             return self._change(group, dict.fromkeys(partitions, generation), {})
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
-        """As `OffsetStorage.save`."""
+        """Commit offsets; see `OffsetStorage.save`."""
         new = {name: under(generation, row) for name, row in offsets.items()}
         with self._told():
             self._change(group, {name: row.generation for name, row in new.items()}, new)
 
     def close(self) -> None:
-        """Nothing of the file is held between two calls; further ones raise Closed."""
+        """Make further calls raise Closed. Nothing is open between two calls."""
         self._closed = True
 
     def _change(
         self, group: str, generations: Mapping[PartitionName, int], new: Mapping[PartitionName, StoredOffset]
     ) -> dict[PartitionName, StoredOffset]:
-        """Gives rows their generations, and the offsets that there are in `new`; what is kept then.
+        """Set the generations of rows, and the offsets that are in `new`.
 
-        Raises Fenced for the rows of a higher one, when the others are changed.
+        Return the committed offsets. Raises Fenced for rows with a higher generation, after the others are
+        changed.
         """
         lock = self._locked()
         try:
@@ -104,24 +106,24 @@ class FileOffsets:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What the disk refuses in the block leaves it as an error of ours."""
+        """Convert errors of the disk to StoreFailed."""
         try:
             yield
         except (OSError, Full) as error:
             reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
             hopeless = is_hopeless(error)
-            advice = (
-                "its folder must be there, and this user must be allowed to write in it" if hopeless else ""
-            )
+            advice = "its folder must exist, and this user must be allowed to write in it" if hopeless else ""
             raise StoreFailed(
                 f"The offsets are in {self.path}: {reason}{advice and '; ' + advice}.", retriable=not hopeless
             ) from error
 
     def _check_open(self) -> None:
+        """Raise Closed after `close`."""
         if self._closed:
             raise Closed(f"The offset file {self.path} was closed.")
 
     def _locked(self) -> Lock:
+        """Lock the file. Raises Busy if other processes do not release the lock in time."""
         self._check_open()
         holder = ""
         for _ in range(LOCK_TRIES):
@@ -134,6 +136,7 @@ class FileOffsets:
         raise Busy(f"The offset file {self.path} has been locked{by} for too long.", retriable=True)
 
     def _load(self) -> dict[str, Rows]:
+        """Read the groups in the file. Raises Damaged, NotSupported."""
         if not self._disk.exists(self.path):
             return {}
         file = self._disk.open_read(self.path)
@@ -150,7 +153,7 @@ class FileOffsets:
         return self._checked(whole)
 
     def _checked(self, whole: Any) -> dict[str, Rows]:
-        """The groups in a parsed file, every field of them looked at."""
+        """Validate the parsed file and return its groups. Raises Damaged, NotSupported."""
         version = whole.get("version") if isinstance(whole, dict) else None
         if isinstance(version, int) and version > FILE_VERSION:
             raise NotSupported(f"{self.path} is of version {version}; this release knows {FILE_VERSION}.")
@@ -162,13 +165,14 @@ class FileOffsets:
         return groups
 
     def _damaged(self, reason: str) -> Damaged:
+        """Return the error for an invalid file."""
         return Damaged(
-            f"{self.path} is not a file of offsets that this release wrote: {reason}. Bring back a copy, or move it"
-            " away to begin as a group without offsets."
+            f"{self.path} is not a file of offsets that this release wrote: {reason}. Restore a copy, or move it"
+            " away to start as a group without offsets."
         )
 
     def _replace(self, content: bytes) -> None:
-        """The file has `content` when this returns, also after a power cut."""
+        """Replace the file durably."""
         disk, new = self._disk, f"{self.path}.new"
         if disk.exists(new):
             disk.unlink(new)
@@ -183,11 +187,12 @@ class FileOffsets:
 
 
 def _row(offset: int) -> dict[str, Any]:
+    """Return a row for an offset."""
     return StoredOffset(offset)._asdict()
 
 
 def _kept(rows: Rows, partitions: Iterable[PartitionName]) -> dict[PartitionName, StoredOffset]:
-    """The offsets that are kept of `partitions`."""
+    """Return the committed offsets of `partitions`."""
     found = {name: rows.get(name.topic, {}).get(str(name.partition)) for name in partitions}
     return {
         name: StoredOffset(*map(row.__getitem__, StoredOffset._fields))
@@ -197,13 +202,16 @@ def _kept(rows: Rows, partitions: Iterable[PartitionName]) -> dict[PartitionName
 
 
 def _generations(rows: Rows, names: Iterable[PartitionName]) -> dict[PartitionName, int]:
-    """The kept generations; -1 where there is no row."""
+    """Return the stored generations; -1 where there is no row."""
     found = {name: rows.get(name.topic, {}).get(str(name.partition)) for name in names}
     return {name: -1 if row is None else row["generation"] for name, row in found.items()}
 
 
 def _of_version_1(group: Any) -> Any:
-    """The rows of a group as they are written now: its generation fenced all of them. What is unsound stays so."""
+    """Convert the rows of a group from version 1, which had one generation per group.
+
+    Invalid parts are converted to None, which fails the validation.
+    """
     if not isinstance(group, dict) or not _whole(group.get("generation")):
         return None
     topics = group.get("offsets")
@@ -219,6 +227,7 @@ def _of_version_1(group: Any) -> Any:
 
 
 def _sound_group(topics: Any) -> bool:
+    """Return whether the parsed rows of a group are valid."""
     return isinstance(topics, dict) and all(
         isinstance(rows, dict) and all(_sound_row(partition, row) for partition, row in rows.items())
         for rows in topics.values()
@@ -226,6 +235,7 @@ def _sound_group(topics: Any) -> bool:
 
 
 def _sound_row(partition: str, row: Any) -> bool:
+    """Return whether a parsed row is valid."""
     return (
         partition.isdecimal()
         and isinstance(row, dict)
@@ -237,4 +247,5 @@ def _sound_row(partition: str, row: Any) -> bool:
 
 
 def _whole(value: Any) -> bool:
+    """Return whether a value is an integer from 0 on."""
     return type(value) is int and value >= 0

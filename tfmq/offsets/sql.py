@@ -1,7 +1,11 @@
-"""Offsets in a database, through SQLAlchemy: `offsets="sql:URL"`.
+"""Offset storage in a database, through SQLAlchemy: `offsets="sql:URL"`.
 
-With the offsets in the database of the program's own results, both can be in one transaction, which makes processing
-exactly once: `tfmq.sql.commit_offsets`. Saving by itself, every few seconds, works in every database as well.
+If the offsets are in the database of the program's results, both can be committed in one transaction, so that
+processing is exactly once: `tfmq.sql.commit_offsets`. Periodic commits by the consumer work in every
+database.
+
+A row is a partition of a group. Its `generation` is the fence: a row is changed only with the same or a
+higher one, and the comparison is part of the statement, so the database decides between two members.
 """
 
 from __future__ import annotations
@@ -52,52 +56,58 @@ from tfmq.offsets.storage import (
 Result = TypeVar("Result")
 
 LOCK_SECONDS: Final = 5.0
-"""So long a call waits for a row that another transaction has changed; then it is tried again later."""
+"""How long a call waits for a row that another transaction has locked; then it raises Busy."""
 SETTINGS: Final = text(
     f"SELECT set_config('lock_timeout', '{LOCK_SECONDS * 1000:.0f}ms', true),"
     " set_config('synchronous_commit', 'on', true)"
 )
-"""Of a transaction in PostgreSQL: what is saved is on the disk, whatever the server's default."""
+"""Settings of a PostgreSQL transaction: durable commits, whatever the server's default is."""
 TRIES: Final = 3
-"""Of two members that wait for each other the database ends one; everything here may be done again."""
+"""Attempts of a transaction: in a deadlock the database aborts one, which can be repeated."""
 
 
 class SqlOffsets:
-    """Offsets in the table `tfmq_offsets`, made on first use. Every call raises StoreFailed where the database
-    cannot be reached, Busy while another transaction has the rows; both pass.
+    """Offset storage in the table `tfmq_offsets`, which is created on first use.
+
+    Every call raises StoreFailed if the database is not reachable, and Busy while another transaction has the
+    rows locked; both are retriable.
     """
 
     def __init__(self, url: str) -> None:
-        """Touches no database. Raises BadRequest for what is no URL, a database that no other process sees, a driver
-        that has to be awaited.
+        """Parse the URL; the database is not opened.
+
+        Raises BadRequest for an invalid URL, an in-memory database, and an asyncio driver.
         """
         self.shown = shown_url(url)
         try:
             self.url = make_url(url)
-        except (ArgumentError, ValueError):  # their words may have the password
+        except (ArgumentError, ValueError):  # their texts may contain the password
             raise BadRequest(
-                f"offsets={'sql:' + self.shown!r} needs a URL of SQLAlchemy behind sql:, as in"
+                f"offsets={'sql:' + self.shown!r} needs a URL of SQLAlchemy after sql:, as in"
                 " sql:postgresql+psycopg://USER:PASSWORD@HOST:PORT/DATABASE."
             ) from None
         if self.url.get_backend_name() == "sqlite" and self.url.database in (None, "", ":memory:"):
-            raise BadRequest('An SQLite in memory forgets the offsets: write "sql:sqlite:///PATH".')
+            raise BadRequest('An SQLite in memory loses the offsets: write "sql:sqlite:///PATH".')
         if _is_async(self.url):
             raise BadRequest(
                 f"The driver of {self.url.drivername} is one for asyncio, and the consumer reads its offsets in a"
-                " thread: write a blocking one, as in sqlite:///PATH or postgresql+psycopg://..., of the same one."
+                " thread: use a blocking one, as in sqlite:///PATH or postgresql+psycopg://..., for the same database."
             )
         self._engine: Engine | None = None
         self._process = 0
         self._closed = False
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
-        """As `OffsetStorage.read`."""
+        """Return the committed offsets; see `OffsetStorage.read`."""
         return self._do(lambda connection: read_rows(connection, group, partitions))
 
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]
     ) -> dict[PartitionName, StoredOffset]:
-        """As `ClaimingStorage.claim`. Whoever changes a row, and has not committed, is waited for."""
+        """Claim partitions; see `ClaimingStorage.claim`.
+
+        Waits for transactions that have the rows locked.
+        """
 
         def work(
             connection: Connection,
@@ -110,23 +120,24 @@ class SqlOffsets:
         return kept
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
-        """As `OffsetStorage.save`."""
+        """Commit offsets; see `OffsetStorage.save`."""
         new = {name: under(generation, row) for name, row in offsets.items()}
         self._tell(group, self._do(lambda connection: save_rows(connection, group, new)))
 
     def close(self) -> None:
-        """Closes the connections; a further call raises Closed."""
+        """Close the connections; further calls raise Closed."""
         self._closed = True
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.dispose(close=self._process == os.getpid())
 
     def _tell(self, group: str, lost: Mapping[PartitionName, int]) -> None:
+        """Raise Fenced if partitions are lost."""
         if lost:
             raise fenced(self.shown, group, lost)
 
     def _do(self, work: Callable[[Connection], Result]) -> Result:
-        """What `work` gives, in a transaction that is committed when this returns."""
+        """Run `work` in a transaction and return its result; committed on return."""
         for left in reversed(range(TRIES)):
             try:
                 with self._opened().begin() as connection:
@@ -144,7 +155,7 @@ class SqlOffsets:
         raise AssertionError("the last try returns or raises")
 
     def _opened(self) -> Engine:
-        """The engine of this process: connections of a parent are not ours to use, nor to close."""
+        """Return the engine of this process; a parent's connections must be neither used nor closed."""
         if self._closed:
             raise Closed("The storage of offsets was closed.")
         if self._engine is None or self._process != os.getpid():
@@ -159,14 +170,16 @@ class SqlOffsets:
         return self._engine
 
     def _check(self, engine: Engine) -> None:
+        """Raise NotSupported if the table has not all columns."""
         missing = missing_columns(engine)
         if missing:
             raise NotSupported(
                 f"{self.shown}: the table {NAME} has no {', '.join(missing)}, so it is of"
-                " another release, or not of tfmq; make it what tfmq.offsets.sql.offsets_table says, or rename it."
+                " another release, or not of tfmq; change it to tfmq.offsets.sql.offsets_table, or rename it."
             )
 
     def _made(self) -> Engine:
+        """Create the engine. Raises NotSupported if the driver is missing."""
         waits = {"timeout": LOCK_SECONDS} if self.url.get_driver_name() == "pysqlite" else {}
         try:
             return create_engine(self.url, pool_pre_ping=True, pool_size=1, connect_args=waits)
@@ -177,22 +190,22 @@ class SqlOffsets:
             ) from None
 
     def _passing(self, error: DBAPIError) -> TfmqError:
-        """Trouble that may be over at the next try, as one of our errors; and what only looks like that."""
+        """Return the error for callers if it is transient. Raises StoreFailed if it is permanent."""
         where, reason = self.shown, _first_line(error)
         file = self.url.database if self.url.get_backend_name() == "sqlite" else None
         if is_hopeless(error, file):
             raise StoreFailed(
-                f"The offsets cannot be in {where}: {reason}; its file and folder, or its user, must be there and be"
+                f"The offsets cannot be in {where}: {reason}; its file and folder, or its user, must exist and be"
                 " allowed to write.",
                 retriable=False,
             ) from error
         if "lock" in reason:
             return Busy(f"{where}: another transaction has the offsets: {reason}")
-        return StoreFailed(f"The offsets are in {where}, which does not answer: {reason}")
+        return StoreFailed(f"The offsets are in {where}, which does not respond: {reason}")
 
 
 def _is_async(url: URL) -> bool:
-    """Whether the URL's driver has to be awaited; one that is not known is named when it is used."""
+    """Return whether the URL's driver is for asyncio; a missing driver is reported on first use."""
     try:
         return bool(url.get_dialect().is_async)
     except (ImportError, NoSuchModuleError):
@@ -200,22 +213,17 @@ def _is_async(url: URL) -> bool:
 
 
 def _first_line(error: DBAPIError) -> str:
-    """What the database says; what follows are its thoughts about the statement."""
+    """Return the database's message, without the following notes about the statement."""
     return str(error.orig).strip().partition("\n")[0]
 
 
-# The table in a database that keeps offsets, and the statements that change it: plain SQL of every database.
-#
-# A row is a partition of a group. `generation` is the fence: a row is changed only by who brings the same or a higher
-# one, by the same statement that compares them, so the database itself decides between two members.
-
 NAME: Final = "tfmq_offsets"
 LOOKS: Final = 3
-"""A row that another member makes in the same moment is found by the next look; where that goes on, it is theirs."""
+"""Attempts to change a row, which another member may insert concurrently."""
 
 
 def offsets_table(metadata: MetaData, *, name: str = NAME, schema: str | None = None) -> Table:
-    """The table, added to `metadata`: for Alembic."""
+    """Return the table, added to `metadata`, for Alembic."""
     return Table(
         name,
         metadata,
@@ -236,16 +244,16 @@ TABLE: Final = offsets_table(MetaData())
 
 
 def create_table(engine: Engine) -> None:
-    """Create the table where it is not there yet, also where others do so in the same moment."""
+    """Create the table if it is missing; safe for concurrent callers."""
     try:
         TABLE.create(engine, checkfirst=True)
     except DBAPIError:
-        # Either somebody was faster, or we may not: who finds it there now needs to know neither.
+        # Another process created it meanwhile, or permissions are missing; the second attempt finds out.
         TABLE.create(engine, checkfirst=True)
 
 
 def missing_columns(engine: Engine) -> list[str]:
-    """The columns that a table of that name does not have; then it is somebody else's, or of another release."""
+    """Return the columns that an existing table, of another program or release, does not have."""
     there = {column["name"] for column in inspect(engine).get_columns(TABLE.name)}
     return [column.name for column in TABLE.columns if column.name not in there]
 
@@ -253,7 +261,10 @@ def missing_columns(engine: Engine) -> list[str]:
 def read_rows(
     connection: Connection, group: str, names: Iterable[PartitionName]
 ) -> dict[PartitionName, StoredOffset]:
-    """What is kept of these partitions; claimed ones without an offset are left out."""
+    """Return the committed offsets of these partitions.
+
+    Claimed ones without an offset are left out.
+    """
     wanted = set(names)
     table = TABLE.c
     rows = connection.execute(
@@ -274,8 +285,9 @@ def read_rows(
 def claim_rows(
     connection: Connection, group: str, generation: int, names: Iterable[PartitionName]
 ) -> dict[PartitionName, int]:
-    """Give rows the generation, in the connection's transaction; those that have a higher one stay as they are, and are
-    returned with that.
+    """Set the generation of rows, in the connection's transaction.
+
+    Return the rows with a higher generation, and that; these are unchanged.
     """
     return _change(connection, group, dict.fromkeys(names, (generation, None)))
 
@@ -283,7 +295,7 @@ def claim_rows(
 def save_rows(
     connection: Connection, group: str, offsets: Mapping[PartitionName, StoredOffset]
 ) -> dict[PartitionName, int]:
-    """Give rows their offsets and generations; the rest as `claim`."""
+    """Set offsets and generations of rows; otherwise as `claim_rows`."""
     return _change(connection, group, {name: (row.generation, row) for name, row in offsets.items()})
 
 
@@ -292,8 +304,12 @@ def _change(
     group: str,
     changes: Mapping[PartitionName, tuple[int, StoredOffset | None]],
 ) -> dict[PartitionName, int]:
+    """Change rows in the connection's transaction.
+
+    Return those with a higher generation, and that.
+    """
     lost = {}
-    for name in sorted(changes):  # in one order: members that wait for each other's rows would wait for ever
+    for name in sorted(changes):  # in a fixed order, to avoid deadlocks between members
         kept = _change_row(connection, group, name, *changes[name])
         if kept is not None:
             lost[name] = kept
@@ -303,7 +319,7 @@ def _change(
 def _change_row(
     connection: Connection, group: str, name: PartitionName, generation: int, new: StoredOffset | None
 ) -> int | None:
-    """The higher generation that forbids it; None: done."""
+    """Change one row. Return the higher generation that prevents it, or None."""
     key = _key(group, name)
     kept: int | None = None
     for _ in range(LOOKS):
@@ -321,7 +337,7 @@ def _change_row(
 def _inserted(
     connection: Connection, group: str, generation: int, name: PartitionName, new: StoredOffset | None
 ) -> bool:
-    """Whether the row could be made; False: somebody else has made it just now."""
+    """Insert a row. Return False if another transaction inserted it concurrently."""
     row = _values(new or StoredOffset(NO_OFFSET), generation)
     try:
         with connection.begin_nested():
@@ -336,6 +352,7 @@ def _inserted(
 
 
 def _key(group: str, name: PartitionName) -> ColumnElement[bool]:
+    """Return the SQL condition for the row of a partition."""
     return and_(
         TABLE.c.consumer_group == group,
         TABLE.c.topic == name.topic,
@@ -344,6 +361,7 @@ def _key(group: str, name: PartitionName) -> ColumnElement[bool]:
 
 
 def _values(new: StoredOffset | None, generation: int) -> dict[str, Any]:
+    """Return the column values for a change."""
     if new is None:
         return {"generation": generation}
     return {

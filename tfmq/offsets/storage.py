@@ -1,4 +1,13 @@
-"""Addresses of databases as they may be shown and logged: without what a person wrote into them in confidence."""
+"""Offset storages: the interface, its data types, and helpers that storages share.
+
+A storage has a `StoredOffset` per group and partition. Its generation is the one under which the partition
+was assigned, or a later one of the same member. Generations are from a durable counter, so a new owner has a
+higher one than all former owners. A storage rejects commits with a lower generation, so a member that lost
+the partition and has not noticed cannot commit. The default, the broker itself, does not use this interface:
+see `tfmq.client.consumer.offset_commit`.
+
+The helpers mask passwords in URLs and classify permanent errors of files and databases.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +21,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 from tfmq.errors import Fenced
 
 _USER: Final = re.compile(r"//([^:/@]*):.*@", re.DOTALL)
-"""Up to the last @: a password that should have been escaped has some of its own."""
+"""Greedy up to the last @, because a password may contain an unescaped one."""
 _USER_ALONE: Final = re.compile(r"^([^:/@]*):.*@", re.DOTALL)
 _OPTION: Final = re.compile(
     r"([?&;][^=&;]*(?:pass|pwd|secret|token|credential|odbc_connect)[^=&;]*=)[^&;]*", re.IGNORECASE
@@ -20,30 +29,31 @@ _OPTION: Final = re.compile(
 
 
 def shown_url(text: str) -> str:
-    """`text` without passwords, wherever they stand in a URL, and also where it is not quite one."""
+    """Return `text` with all passwords masked, also if it is not a valid URL."""
     masked = _USER.sub(r"//\1:***@", text) if "//" in text else _USER_ALONE.sub(r"\1:***@", text)
     return _OPTION.sub(r"\1***", masked)
 
 
-# Which troubles of a file or a database do not get better by waiting: whoever waited for them would wait for ever.
-
 HOPELESS: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 )
-"""Of an operating system."""
+"""Errors of the operating system that retrying does not resolve."""
 CANTOPEN: Final = 14
 SQLITE: Final = frozenset({3, 8, 23, 26, 1544})
-"""Of SQLite: no right, a file that takes no writes, no authorization, no database, a folder that takes no writes."""
+"""Permanent errors of SQLite: no permission, read-only file or directory, not a database."""
 POSTGRESQL: Final = frozenset({"28000", "28P01", "3D000", "3F000", "42501"})
-"""Of PostgreSQL: no such user or a wrong password, no such database, no such schema, no right."""
+"""Permanent errors of PostgreSQL: login, missing database or schema, permission."""
 
 
 def is_hopeless(error: BaseException, path: str | os.PathLike[str] | None = None) -> bool:
-    """Whether `error` comes again whatever the time. `path`: the file of an SQLite, which does not say why it cannot
-    be opened: too many open files pass, a folder that is not there does not."""
+    """Return whether retrying cannot resolve `error`.
+
+    `path`: the file of an SQLite database, whose "cannot open" error has no reason: too many open files is
+    transient, a missing directory is not.
+    """
     if isinstance(error, OSError):
         return error.errno in HOPELESS
-    origin: Any = getattr(error, "orig", None)  # of SQLAlchemy, which a file of offsets does without
+    origin: Any = getattr(error, "orig", None)  # of SQLAlchemy, which is not imported here
     number = getattr(origin, "sqlite_errorcode", None)
     if number is not None and number & 0xFF == CANTOPEN:
         return path is not None and not str(path).startswith("file:") and not _can_be(Path(path))
@@ -51,14 +61,14 @@ def is_hopeless(error: BaseException, path: str | os.PathLike[str] | None = None
 
 
 def _can_be(path: Path) -> bool:
-    """Whether a file could be opened, or made, there."""
+    """Return whether a file at `path` can be opened or created."""
     if path.exists():
         return path.is_file() and os.access(path, os.R_OK | os.W_OK)
     return path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)
 
 
 def driver_remedy(drivername: str, error: Exception) -> str:
-    """What to do where the driver of a URL of SQLAlchemy is not installed: a sentence without its end."""
+    """Return how to install a URL's missing driver, as a sentence without its end."""
     module = getattr(error, "name", None)
     if drivername.startswith("postgresql"):
         written = "" if module == "psycopg" else ", and write the URL with postgresql+psycopg://"
@@ -66,15 +76,8 @@ def driver_remedy(drivername: str, error: Exception) -> str:
     return f"pip install {module}" if module else "install its package with pip"
 
 
-# What a storage of offsets keeps, and the plug-in interface of all storages.
-#
-# A storage keeps, by group and partition, a `StoredOffset`. Its generation is the number under which the partition was
-# granted, or a later one of the same member; numbers come from a durable counter, so whoever gets a partition has a
-# higher one than everybody before. A storage that refuses lower ones keeps a member that lost the partition, and does
-# not know it yet, from saving. The default, the broker itself, is not a plug-in: see `tfmq.client.consumer.membership`.
-
 NO_OFFSET: Final = -1
-"""The offset of a row that was claimed, and never saved."""
+"""Offset of a row that was claimed, and has no committed offset."""
 
 
 class PartitionName(NamedTuple):
@@ -88,12 +91,16 @@ class PartitionName(NamedTuple):
 
 
 class StoredOffset(NamedTuple):
-    """Where a group goes on in one partition: at byte `offset`, behind `index` messages of the record there (0
-    outside compressed batches), in the topic of that `incarnation`, as read at that `epoch` of its log, saved by
-    the member to whom the partition was granted under `generation` (0, in a save: under that of the save)."""
+    """Committed offset of a group in one partition.
+
+    Reading continues at byte `offset`, after `index` messages of the record there (0 outside of compressed
+    batches). `incarnation` is that of the topic, `epoch` that of the log when it was read, `generation` the
+    one under which the partition was assigned to the committing member (0, in a commit: the generation of the
+    commit).
+    """
 
     offset: int
-    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which is not needed here
     incarnation: int = 0
     epoch: int = -1
     generation: int = 0
@@ -101,70 +108,74 @@ class StoredOffset(NamedTuple):
 
 @runtime_checkable
 class OffsetStorage(Protocol):
-    """A place for offsets. Its methods may wait for a disk or a network; no two are called at the same time.
+    """Storage of offsets.
 
-    `claim` (see `ClaimingStorage`) is what makes it safe against members that lost a partition and do not know it;
-    a storage without it is read instead, and fences from the first save of the new owner on.
+    Its methods may block on a disk or a network; no two are called at a time.
+    `claim` (see `ClaimingStorage`) fences members that lost a partition and have not noticed. A storage
+    without it is read instead, and fences from the first commit of the new owner on.
     """
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> Mapping[PartitionName, StoredOffset]:
-        """What is kept of these partitions; those without an offset are left out."""
+        """Return the committed offsets of these partitions; those without one are left out."""
         ...
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
-        """Keeps `offsets`, each under its own generation (see `under`), and returns when a power cut cannot take them
-        back.
+        """Commit `offsets`, each with its own generation (see `under`); durable on return.
 
-        Each partition is for itself: where a higher generation is kept, nothing of it is changed. For those it raises
-        `Fenced` (see `fenced`) when all others are kept. Any other error: it is not known what was kept.
+        Partitions are independent: where a higher generation is stored, nothing is changed. For these it
+        raises Fenced (see `fenced`) after all others are committed. After any other error it is unknown
+        what was committed.
         """
         ...
 
     def close(self) -> None:
-        """Gives everything back; twice is harmless."""
+        """Release all resources; a second call has no effect."""
         ...
 
 
 @runtime_checkable
 class ClaimingStorage(OffsetStorage, Protocol):
-    """A storage that knows a new owner before its first save."""
+    """Storage that fences former owners before the first commit of a new one."""
 
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]
     ) -> Mapping[PartitionName, StoredOffset]:
-        """Makes `generation` the kept one of each of these partitions, in one step with reading it; those without an
-        offset are left out. From then on a save of a lower generation is refused.
+        """Set the generation of these partitions and return their offsets, in one atomic step.
 
-        Raises `Fenced` (see `fenced`) for partitions where a higher generation is kept; all others are claimed.
+        Those without an offset are left out. From then on a commit with a lower generation is rejected.
+        Raises Fenced (see `fenced`) for partitions with a higher generation; all others are claimed.
         """
         ...
 
 
 def under(generation: int, row: StoredOffset) -> StoredOffset:
-    """`row` as a save under `generation` keeps it: under the generation of its own, if it has one."""
+    """Return `row` with its own generation, or with `generation` if it has none."""
     return row if row.generation else row._replace(generation=generation)
 
 
 def claim(
     storage: OffsetStorage, group: str, generation: int, partitions: Sequence[PartitionName]
 ) -> Mapping[PartitionName, StoredOffset]:
-    """As `ClaimingStorage.claim`; a storage that cannot do that is read."""
+    """Claim partitions; a storage that does not support that is read."""
     if isinstance(storage, ClaimingStorage):
         return storage.claim(group, generation, partitions)
     return storage.read(group, partitions)
 
 
 def fenced(where: str, group: str, kept: Mapping[PartitionName, int]) -> Fenced:
-    """The error of a storage, named by `where`, that keeps a higher generation of the partitions in `kept`."""
+    """Return the error for partitions with higher generations, which `kept` has.
+
+    `where` is the storage.
+    """
     names = ", ".join(f"{name} (generation {kept[name]})" for name in sorted(kept))
     return Fenced(
-        f"{where}: another member of group {group} has taken over {names}. (After a broker was set up anew: remove the"
-        " group's offsets there, they are of the one before.)",
+        f"{where}: another member of group {group} has taken over {names}. (After a broker was set up again: remove the"
+        " group's offsets there, because they are of the former one.)",
         partitions=[list(name) for name in sorted(kept)],
     )
 
 
 def fenced_partitions(error: Fenced, asked: Iterable[PartitionName]) -> Collection[PartitionName]:
-    """Which of the partitions that were `asked` for `error` is about: all, where it names none."""
+    """Return which of the `asked` partitions `error` is about: all, if it names none."""
     named = error.details.get("partitions")
     return frozenset(asked) if named is None else frozenset(PartitionName(*each) for each in named)

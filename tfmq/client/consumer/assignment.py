@@ -1,12 +1,14 @@
-"""Which partitions a consumer reads, and from where: found at the start, and looked for again from time to time.
+"""Partition discovery of a consumer: which partitions it reads, and from which position.
 
-In a group it reads its share, and no more: what is new in it is claimed before the first message is read, what is not
-in it any more is not read on. A topic that is not there is waited for, and so is the end of a transaction that has the
-group's offsets, and a storage that does not answer. A partition's place is, in this order: what its group has saved for
-this incarnation of the topic; the earliest one, for a partition that appeared later; what the user said with `start`.
+In a group the consumer reads its assigned partitions only; a new one is claimed from the offset storage
+before its first message is read. Missing topics, a transaction in doubt that contains the group's offsets,
+and an offset storage that does not respond are retried. The start position of a partition is, in this order:
+the group's committed offset for this incarnation of the topic; the earliest offset, for a partition that
+appeared later; the user's `start`.
 
-"latest" is a moment: that of the first look, for all partitions of topics of which the group has nothing, so that it is
-the same whoever gets them when. It is saved before anything is read: who comes after a member that died begins there.
+"latest" is resolved once, at the first metadata response, for all partitions of topics without a committed
+offset of the group, so that it does not depend on the time of the assignment. It is committed before anything
+is read, so that the successor of a crashed member starts there as well.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ log = logging.getLogger("tfmq.consumer")
 
 MISSING_SECONDS: Final = 0.1
 MISSING_SECONDS_MAX: Final = 1.0
-"""How soon a topic that is not there is looked for again, doubled up to the second."""
+"""Delay before a missing topic is requested again, doubled up to the maximum."""
 
 
 class Group(NamedTuple):
-    """What a member of a group has besides what everybody has."""
+    """What a consumer in a group has in addition to a consumer without one."""
 
     membership: Membership
     offsets: GroupOffsets
@@ -46,8 +48,10 @@ class Group(NamedTuple):
 
 
 class Assignment:
-    """Keeps `fetcher` and `positions` at what the subscription, and the share of the group, mean; `changed` is called
-    when they were looked at, `void` for a partition that is not read on."""
+    """Updates fetcher and positions according to the subscription and the group's assignment.
+
+    `changed` is called after each check, `void` for a partition whose reading stops.
+    """
 
     def __init__(
         self,
@@ -72,13 +76,16 @@ class Assignment:
         self._topics: dict[str, int] = {}
         self._grants: dict[PartitionName, int] = {}
         self._ends: dict[PartitionName, Place] = {}
-        """Where "latest" is."""
+        """Resolved positions of "latest"."""
         self._endless: dict[PartitionName, int] | None = None if group and options.start_latest else {}
-        """Partitions of which that is still to be found; None: nobody knows yet which."""
+        """Incarnations of partitions whose "latest" is unresolved; None before the first metadata."""
         self._news = Flag()
 
     def watch(self) -> Operation[None]:
-        """Never ends: looks, waits, looks again. Raises what is no passing failure."""
+        """Refresh the metadata and apply the assignment, for ever.
+
+        Raises errors that are not retriable.
+        """
         pause, due, again = MISSING_SECONDS, 0.0, True
         while True:
             self._news = Flag()
@@ -105,20 +112,24 @@ class Assignment:
             yield Wait((self._news,), max(0.0, wait))
 
     def _is_told(self) -> bool:
+        """Return whether changes of the metadata are reported without a refresh."""
         return self._looking.is_told(name for name, feed in self._fetcher.feeds.items() if feed.fetching)
 
     @property
     def wanted(self) -> Mapping[PartitionName, int]:
-        """What the subscription means now, with the incarnations."""
+        """Subscribed partitions that exist now, with the incarnations of their topics."""
         return self._looking.wanted
 
     def counted(self, topic: str, count: int) -> None:
-        """The answer to a fetch said how many partitions the topic has now."""
+        """Process a topic's partition count from a fetch response.
+
+        A change causes a metadata refresh.
+        """
         if self._looking.counted(topic, count):
             self._news.settle()
 
     def _look(self) -> Operation[None]:
-        """Asks for the topics."""
+        """Request the metadata and subscribe the member to the topics found."""
         yield from self._looking.look()
         self._drop_remade()
         if self._group is not None:
@@ -127,14 +138,14 @@ class Assignment:
             self._group.membership.want(topics, subscription.only(wanted), wanted)
 
     def _unknown(self) -> bool:
-        """Whether the share has something of which the topic is not known."""
+        """Return whether a partition is assigned whose topic incarnation is not in the metadata."""
         if self._group is None:
             return False
         share = self._group.membership.share
         return any(self._looking.wanted.get(name) != each.incarnation for name, each in share.items())
 
     def _apply(self) -> Operation[bool]:
-        """Takes on what is new; whether something of it must be tried again."""
+        """Start new partitions. Return whether some of them must be tried again."""
         yield from self._find_ends()
         mine = self._mine()
         fresh = {name: incarnation for name, incarnation in mine.items() if name not in self._fetcher.feeds}
@@ -144,6 +155,7 @@ class Assignment:
         return any(name not in self._fetcher.feeds for name in self._mine())
 
     def _mine(self) -> dict[PartitionName, int]:
+        """Return the partitions to read now, with their incarnations."""
         if self._group is None:
             return self._looking.wanted
         share = self._group.membership.share
@@ -156,7 +168,7 @@ class Assignment:
     # The share
 
     def share_changed(self) -> None:
-        """The share is another one: what is not in it is not read on from this moment; the rest is for `watch`."""
+        """Stop partitions that are no longer assigned at once; `run` starts the new ones later."""
         if self._group is None:
             return
         membership, handover = self._group.membership, self._group.handover
@@ -176,17 +188,20 @@ class Assignment:
         leaving = membership.held.keys() - membership.share.keys()
         membership.release(
             [name for name in leaving if name not in self._positions]
-        )  # it never began with them
+        )  # reading of these never started
         self._news.settle()
 
     def refused(self, names: Iterable[PartitionName]) -> None:
-        """A save said that these are another's by now."""
+        """Drop partitions that were fenced in a commit, because another member owns them."""
         if self._group is not None:
             self._group.membership.refused(names)
             self.share_changed()
 
     def _stop_reading(self, name: PartitionName) -> None:
-        """Nothing more of it is fetched or handed out; a loop over a batch of it ends behind the current message."""
+        """Stop fetching and delivering a partition.
+
+        A loop over its batch ends after the current message.
+        """
         self._void(name)
         if name in self._fetcher.feeds:
             self._fetcher.remove(name)
@@ -194,23 +209,26 @@ class Assignment:
             self._positions.drop_ready()
 
     def renew(self) -> None:
-        """In a forked child: all partitions are the parent's."""
+        """Reset the state in a forked child: all partitions belong to the parent."""
         for name in list(self._positions.names()):
             self._stop_reading(name)
             self._positions.lose(name)
         self._grants.clear()
         self.looked = False
 
-    # Places
+    # Positions
 
     def locate(self, name: PartitionName, incarnation: int, question: Question) -> Operation[Place]:
-        """The place that `question` asks for."""
+        """Ask the broker for the position that `start` names."""
         request = Locate(name.topic, incarnation, name.partition, question.by, question.value)
         reply = yield from ask(self._link, request, self._link.now() + self._options.timeout)
         return Place(reply.offset, reply.ordinal, reply.epoch)
 
     def _drop_remade(self) -> None:
-        """A deleted topic of which the user was told, and which was made anew, is read as a new one."""
+        """Drop failed partitions of a topic that was deleted and created again.
+
+        They are started as new ones, but only after the failure was raised to the user.
+        """
         for name, feed in list(self._fetcher.feeds.items()):
             if (
                 feed.told
@@ -221,7 +239,7 @@ class Assignment:
                 self._positions.remove(name)
 
     def _find_ends(self) -> Operation[None]:
-        """What "latest" means, as far as it is not known."""
+        """Resolve "latest" for the partitions where this is still to be done."""
         if self._endless is None:
             assert self._group is not None and self._looking.first is not None
             stored = yield from self._group.offsets.read(self._looking.first, while_busy=False, others=True)
@@ -239,6 +257,7 @@ class Assignment:
             }
 
     def _take_on(self, fresh: Mapping[PartitionName, int]) -> Operation[None]:
+        """Claim the partitions, find their start positions, and start reading them."""
         stored: dict[PartitionName, StoredOffset] = {}
         grants: dict[PartitionName, int] = {}
         refused: set[PartitionName] = set()
@@ -248,7 +267,8 @@ class Assignment:
             claimed, refused = yield from offsets.claim(fresh)
             stored = (yield from offsets.read(fresh, while_busy=False)) | claimed
             if not all(name in stored and stored[name].incarnation == each for name, each in fresh.items()):
-                # Whether the group has anything of their topics; each of a thousand members may ask.
+                # No offset for some partition: find out whether the group has any for their topics. Only then
+                # ask for all partitions, since each of a thousand members may do so.
                 wanted = self._looking.wanted
                 stored = (yield from offsets.read(wanted, while_busy=False, others=True)) | stored
             self._tell_refused(refused)
@@ -281,7 +301,10 @@ class Assignment:
         places: dict[PartitionName, Place],
         stored: Mapping[PartitionName, StoredOffset],
     ) -> Operation[dict[PartitionName, StoredOffset]]:
-        """Saves those of `places` that the group does not have, whatever `commits` is. Drops what is another's."""
+        """Commit start positions that the group does not have, whatever `commits` is.
+
+        Fenced partitions are removed from `positions`. Return the committed rows.
+        """
         if self._group is None:
             return {}
         rows = {
@@ -307,7 +330,7 @@ class Assignment:
         places: Mapping[PartitionName, Place],
         stored: Mapping[PartitionName, StoredOffset],
     ) -> None:
-        """Those of which the place is known, and which are still what they were when that was asked."""
+        """Start reading partitions whose position is known and whose assignment did not change."""
         share = {} if self._group is None else self._group.membership.share
         taken = []
         for name, place in places.items():
@@ -324,12 +347,16 @@ class Assignment:
             self._group.handover.came(taken)
 
     def _add_feed(self, name: PartitionName, incarnation: int, place: Place) -> None:
+        """Add the partition to the fetcher."""
         decoder = Decoder(name.topic, name.partition, incarnation, codec_of(self._options.codec, name.topic))
         self._fetcher.add(Feed(name, incarnation, place, decoder))
         log.debug("Reading %s from offset %d.", name, place.offset)
 
     def _appeared(self, name: PartitionName, incarnation: int) -> bool:
-        """Whether the partition came up after this consumer had looked, so that its first messages are news."""
+        """Return whether the partition was created after the first metadata response.
+
+        Such a partition is read from its start.
+        """
         if self._looking.first is None or self._looking.first.get(name) == incarnation:
             return False
         return self._options.start_latest or self._topics.get(name.topic) == incarnation
@@ -337,7 +364,11 @@ class Assignment:
     def _locate_all(
         self, fresh: Mapping[PartitionName, int], questions: Mapping[PartitionName, Question]
     ) -> Operation[dict[PartitionName, Place]]:
-        """The places for all `questions`, asked at once; those that fail are left for the next look."""
+        """Return the positions for `questions`, all requested at once.
+
+        Retriable failures and unknown topics are left out and tried again at the next check; other errors are
+        raised.
+        """
         calls: dict[PartitionName, Call] = {
             name: self._link.call(Locate(name.topic, fresh[name], name.partition, each.by, each.value))
             for name, each in questions.items()
@@ -360,60 +391,63 @@ class Assignment:
                 self._link.abandon(call)
         return found
 
-    # Telling
+    # Logging
 
     def _tell_trouble(self, trouble: TfmqError) -> None:
-        """The offsets are part of a transaction in doubt, or their storage does not answer: nobody knows yet where the
-        group goes on."""
+        """Log once why the offsets cannot be read: a transaction in doubt, or a storage failure."""
         if trouble.sentence != self._told_trouble:
             self._told_trouble = trouble.sentence
             log.warning("Group %s waits for its offsets: %s", self._options.group, trouble)
 
     def _tell_refused(self, refused: Iterable[PartitionName]) -> None:
-        """Passing where another member has just got them; for ever where the storage is of another broker's time."""
+        """Log once which partitions the offset storage refused.
+
+        This is transient if another member has just got them, and permanent if the storage has generations of
+        another broker's lifetime.
+        """
         names = ", ".join(map(str, sorted(refused)))
         if names and names != self._told_trouble:
             self._told_trouble = names
             log.warning(
-                "Group %s: its storage of offsets knows a later owner of %s; trying again.",
+                "Group %s: the offset storage has a later generation of %s; trying again.",
                 self._options.group,
                 names,
             )
 
 
 def place_of(name: PartitionName, kept: StoredOffset) -> Place:
-    """Where `kept` says that the group goes on. Raises NotSupported for a place inside a batch."""
+    """Return the read position of a stored offset. Raises NotSupported for one inside a batch."""
     if kept.index:
         raise NotSupported(
-            f"{name}: the group stands inside a compressed batch, which this release cannot read; use a newer client."
+            f"{name}: the group's offset is inside a compressed batch, which this release cannot read;"
+            " use a newer client."
         )
     return Place(kept.offset, UNKNOWN, kept.epoch)
 
 
 NEVER: Final = float("inf")
 TOLD_SECONDS: Final = 600.0
-"""How often is looked for what is told: a thousand idle consumers cost a broker next to nothing so."""
+"""Refresh interval where changes are reported anyway: cheap even with many idle consumers."""
 
 
 class Looking:
-    """What a consumer knows of the topics that it reads: which are there, since when, and when to look again.
+    """Topic metadata of a subscription, and when to refresh it.
 
-    It looks at the start, and every `refresh` seconds where nobody would tell it: for topics of a pattern, and where
-    nothing is asked of the broker. A group is told of partitions by its share, everybody else by the answers to
-    fetches.
-
-    `wanted` and `first` have the incarnation of each partition's topic.
+    It is refreshed at the start, and every `refresh` seconds where changes are not reported: for a pattern,
+    for missing topics, and while some topic has no fetch in flight. Changes are reported to a group by its
+    assignment, to other consumers by the partition count in fetch responses. `wanted` and `initial` have the
+    incarnation of each partition's topic.
     """
 
     def __init__(self, options: ConsumerOptions, link: Link) -> None:
         self.wanted: dict[PartitionName, int] = {}
-        """What the subscription means now."""
+        """Subscribed partitions that exist now."""
         self.first: dict[PartitionName, int] | None = None
-        """What it meant at the first look."""
+        """Subscribed partitions at the first metadata response."""
         self.missing = False
-        """Whether something named is not there."""
+        """Whether something named in the subscription does not exist."""
         self.grown = False
-        """Whether a topic is known to have more partitions by now."""
+        """Whether a topic has another partition count than in the last metadata."""
         self._options = options
         self._link = link
         self._told_by_group = options.group is not None and options.coordinator is None
@@ -423,7 +457,7 @@ class Looking:
         self._told_missing: set[str] = set()
 
     def look(self) -> Operation[None]:
-        """Asks for the topics."""
+        """Request the metadata."""
         self.grown, self._looked_at = False, self._link.now()
         subscription = self._options.subscription
         reply = yield from ask(self._link, Metadata(subscription.asked()), NEVER)
@@ -436,7 +470,7 @@ class Looking:
         self._tell_missing(missing)
 
     def is_told(self, waiting: Iterable[PartitionName]) -> bool:
-        """Whether a change since the last look would have been told, if fetches of `waiting` are under way."""
+        """Return whether a change would have been reported, given fetches in flight for `waiting`."""
         pattern = self._options.subscription.pattern
         if self.missing or pattern is not None or self._link.now() >= self._looked_at + TOLD_SECONDS:
             return False
@@ -444,7 +478,10 @@ class Looking:
         return self._told_by_group or topics <= {name.topic for name in waiting}
 
     def counted(self, topic: str, count: int) -> bool:
-        """The answer to a fetch said how many partitions the topic has now; whether that is news to look at."""
+        """Record a topic's partition count from a fetch response.
+
+        Return whether a refresh is needed.
+        """
         if self._told_counts.get(topic) == count:
             return False
         self._told_counts[topic] = count
@@ -452,7 +489,8 @@ class Looking:
         return self.grown
 
     def _tell_missing(self, missing: list[str]) -> None:
+        """Log each missing topic or partition once."""
         for name in missing:
             if name not in self._told_missing:
                 self._told_missing.add(name)
-                log.warning("%s is not there yet; waiting for it. Reading never makes a topic.", name)
+                log.warning("%s does not exist yet; waiting for it. Reading never creates a topic.", name)

@@ -1,9 +1,13 @@
-"""A consumer without a face: what is fetched, handed out, processed and saved, as operations that any driver runs.
+"""Consumer core: fetching, delivery, acks and commits, as operations that any driver runs.
 
-`next_batch` and `poll` are where more is asked for, and so where what was handed out before becomes processed. Finding
-partitions, heartbeats, the saving of offsets and the release of partitions go on beside them as tasks. A failure that
-ends a partition (lost offsets, damage, a deleted topic) is raised by the next of these calls, behind everything that
-was read before it. Partitions that went to another member are no failure: the consumer goes on with what it has.
+`ConsumerCore.next_batch` and `poll` deliver messages; a call acks what the call before delivered. Partition
+discovery, heartbeats, offset commits and the release of revoked partitions run as background tasks. A failure
+that ends a partition (lost offsets, damage, a deleted topic) is raised by the next of these calls, after all
+messages that were read before the failure. A rebalance is not a failure: the consumer continues with its
+remaining partitions.
+
+The module also has the consumer's statistics and lag, and the redelivery after a rollback or a lost
+partition.
 """
 
 from __future__ import annotations
@@ -37,16 +41,17 @@ from tfmq.protocol.commands import BY_LATEST, BY_OFFSET, Locate
 log = logging.getLogger("tfmq.consumer")
 
 LOOKS: Final = 3
-"""A poll whose time is over looks again when something came: partitions, places, then messages. But no oftener."""
+"""Checks of a `poll` after its timeout, while news arrive: partitions, offsets, messages."""
 SILENCE_SECONDS: Final = 0.1
-"""Between two looks whether the coordinator was heard of again: until then nothing is handed out."""
+"""Interval for checking an overdue heartbeat; until one succeeds, nothing is delivered."""
 
 
 class Consuming:
-    """One consumer; give `tasks` to its driver's tickers.
+    """State and operations of one consumer, shared by the blocking, asyncio and Twisted APIs.
 
-    `run` does the work of offset storages; `attend` tells the driver that tasks are due although nobody waits, `flush`
-    that requests should leave now, although nobody waits yet, `raise_flag` settles a flag from another thread.
+    The driver runs `tasks` with its timers. `run` executes calls of offset storages, which may block.
+    `wake_driver` wakes the driver for due tasks when no caller waits, `flush` makes the driver send requests
+    now, and `raise_flag` sets an event from another thread.
     """
 
     def __init__(
@@ -66,7 +71,7 @@ class Consuming:
         self.messages = 0
         self.stop_asked = Flag()
         self.held: set[PartitionName] = set()
-        """Partitions of which nothing more is wanted for now: their handlers have enough."""
+        """Partitions withheld from delivery: handlers have enough, or a rewind is pending."""
         self.tasks = Tasks(link.now)
         self.positions = Positions(manual=options.commits == "manual")
         self.fetcher = fetcher_of(options)
@@ -92,16 +97,19 @@ class Consuming:
         self._failures: list[Exception] = []
 
     def _operations(self) -> list[Callable[[], Operation[None]]]:
-        """What goes on beside, for ever."""
+        """Return the background operations; none of them ever ends by itself."""
         if self.membership is None:
             return [self.assignment.watch]
         found = [self.assignment.watch, self.membership.live, self.handover.watch]
         return [*found, self._saving.keep] if self.options.commits == "auto" else found
 
-    # Handing out
+    # Delivery
 
     def next_batch(self) -> Operation[list[ReceivedMessage] | None]:
-        """Messages for a loop, which sets `positions.current` to each; None once `stop` was called."""
+        """Return messages for a loop, or None after `stop`.
+
+        The loop sets `positions.current` to each message before it hands the message out.
+        """
         self._settle()
         while (yield from self._receive(NEVER)):
             if self.options.commits != "before":
@@ -112,9 +120,9 @@ class Consuming:
         return None
 
     def poll(self, seconds: float | None, count: int) -> Operation[list[ReceivedMessage]]:
-        """Up to `count` messages, as soon as there are any; [] after `seconds` (None: no limit) without one."""
+        """Return up to `count` messages as soon as there are any, or [] after `seconds`."""
         if count < 1:
-            raise BadRequest(f"max_messages={count} asks for nothing; it takes a number from 1 on.")
+            raise BadRequest(f"max_messages={count} is not possible; it must be at least 1.")
         until = NEVER if seconds is None else self.link.now() + seconds
         self._settle()
         while (yield from self._receive(until)):
@@ -130,14 +138,18 @@ class Consuming:
         return []
 
     def _settle(self) -> None:
-        """More is asked for: what was handed out is processed, and what waited for that may go."""
+        """Ack what was delivered, because the caller asks for more, and wake what waits for that."""
         self.positions.ledgers.check_free()
         self.positions.settle()
         if self.membership is not None:
             self.handover.asked()
 
     def _receive(self, until: float) -> Operation[bool]:
-        """Makes a batch with messages ready; False after `stop`, or at `until` and a look at the connection."""
+        """Wait for a batch with messages.
+
+        Return False after `stop`, or when `until` passed without one. The connection is checked at least
+        once, also when `until` is already over.
+        """
         looks = 0
         while True:
             came = self._arrival.done
@@ -154,12 +166,15 @@ class Consuming:
             yield self.news(max(0.0, remaining))
 
     def look(self) -> bool:
-        """Whether a batch is ready, made of what has arrived if need be. Raises what stopped a partition, or all."""
+        """Return whether a batch is ready; decode the next fetch response if none is.
+
+        Raises the failure of a partition or of a background task.
+        """
         self._raise_failures()
         self._arrival = Flag() if self._arrival.done else self._arrival
         if self.silent:
             return False
-        if self.positions.loop() or self._take():  # another thread's poll may have left some
+        if self.positions.loop() or self._take():  # left over by a poll() in another thread
             return True
         if (failure := self.fetcher.failure() or self.fetcher.standstill()) is not None:
             raise failure
@@ -167,11 +182,11 @@ class Consuming:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing was heard of the group for so long that others may have what is read here."""
+        """Whether the heartbeat is so old that other members may own the partitions read here."""
         return self.membership is not None and bool(self.fetcher.feeds) and not self.membership.may_hand_out()
 
     def news(self, seconds: float, *flags: Flag) -> Wait:
-        """Until something may have come behind the last `look`, `stop` was called, or one of `flags` is raised."""
+        """Return an effect that waits for news since `prepare_batch`, `stop`, or one of `flags`."""
         retry = self.fetcher.next_retry()
         if retry is not None:
             seconds = min(seconds, max(0.0, retry - self.link.now()))
@@ -180,8 +195,8 @@ class Consuming:
         return Wait((self._arrival, self.stop_asked, *flags), None if seconds == NEVER else seconds)
 
     def _take(self) -> bool:
-        """Makes a batch with messages ready of what has arrived, if it has."""
-        self.fetching.send()  # the broker works on the next chunk while this one is decoded
+        """Decode fetch responses until a batch has messages. Return False if there is none."""
+        self.fetching.send()  # the broker works on the next response while this one is decoded
         taken, held = False, self.held if self.membership is None else self.held | self.handover.untold
         try:
             while (batch := self.fetching.take(held)) is not None:
@@ -190,13 +205,16 @@ class Consuming:
                     break
             taken = True
         finally:
-            if not taken:  # interrupted (Ctrl-C) with a chunk in hand: read again what was not handed out
+            if not taken:  # Interrupted (Ctrl-C) during decoding: read again what was not delivered.
                 self._rewind()
         self.fetching.send()
         return batch is not None
 
     def _saved_first(self, count: int) -> Operation[list[ReceivedMessage]]:
-        """Up to `count` ready messages, once the store says that they are done. What cannot be saved is given later."""
+        """Commit up to `count` ready messages, then return those whose commit succeeded.
+
+        After a failed commit the messages are delivered again later.
+        """
         messages = self.positions.poll(count)
         if not messages:
             return []
@@ -215,46 +233,56 @@ class Consuming:
         return messages
 
     def stop(self) -> None:
-        """Nothing more is handed out; a driver's `raise_flag(stop_asked)` wakes who waits."""
+        """Deliver nothing more.
+
+        The caller must set `stop_requested` through the driver to wake waiting threads.
+        """
         self.positions.stop()
 
-    # Moving
+    # Positions
 
     def go_to(self, name: PartitionName, place: Place) -> None:
-        """Reading and handing out go on at `place`."""
+        """Continue reading and delivering the partition at `position`."""
         self.held.discard(name)
         self.fetching.void(name)
         self.positions.seek(name, place)
         self.fetcher.seek(name, place)
 
     def again(self, message: ReceivedMessage) -> None:
-        """A loop gets `message` next, and those behind it; unless it went back in front of it already."""
+        """Redeliver `message` and those after it, unless its partition is already rewound that far."""
         name = partition_of(message)
         if name in self.fetcher.feeds and not self.comes_again(message):
             self.go_to(name, Place(message.offset, message.ordinal, message.origin.epoch))
 
     def comes_again(self, message: ReceivedMessage) -> bool:
-        """Whether its partition went back in front of it."""
+        """Return whether a rewind or seek causes `message` to be delivered again."""
         name = partition_of(message)
         return name in self.positions and self.positions.handed_out(name).offset <= message.offset
 
     def _rewind(self) -> None:
-        """Reading goes on behind what was handed out, whatever had been read ahead."""
+        """Continue reading after the last delivered message of each partition.
+
+        Drop what was prefetched.
+        """
         self.positions.drop_ready()
         for name, feed in self.fetcher.feeds.items():
             if feed.failure is None:
                 self.fetcher.seek(name, self.positions.handed_out(name))
 
     def seek(self, name: PartitionName, question: Question) -> Operation[None]:
-        """Go on at the place that `question` asks for; a stopped partition goes on, too."""
+        """Continue at the position that `start` names; also restarts a stopped partition.
+
+        Raises UnknownPartition if the partition is not read here, TimedOut.
+        """
         feed = yield from self._feed(name)
         place = yield from self.assignment.locate(name, feed.incarnation, question)
-        if self.fetcher.feeds.get(name) is not feed:  # also one that came back: its place is another by now
-            raise UnknownPartition(f"{name} went to another member of the group meanwhile.")
+        # also if the partition was revoked and assigned again: it has another position now
+        if self.fetcher.feeds.get(name) is not feed:
+            raise UnknownPartition(f"{name} was assigned to another member of the group meanwhile.")
         self.go_to(name, place)
 
     def pause(self, name: PartitionName) -> Operation[None]:
-        """Hand out nothing of the partition until `resume`."""
+        """Deliver nothing of the partition until `resume`. Raises UnknownPartition, TimedOut."""
         yield from self._feed(name)
         if (ready := self.positions.ready) is not None and ready.name == name:
             self.positions.drop_ready()
@@ -263,58 +291,63 @@ class Consuming:
         self.fetcher.pause(name)
 
     def resume(self, name: PartitionName) -> Operation[None]:
-        """Hand out messages of the partition again."""
+        """Deliver messages of the partition again. Raises UnknownPartition, TimedOut."""
         yield from self._feed(name)
         self.fetcher.resume(name)
         self._arrival.settle()
 
     def _feed(self, name: PartitionName) -> Operation[Feed]:
-        """The partition. Raises UnknownPartition for one that this consumer does not read, once it has looked."""
+        """Return the fetch state of a partition.
+
+        Raises UnknownPartition if this consumer does not read it once the partitions are known, TimedOut.
+        """
         yield from self._looked(self.link.now() + self.options.timeout)
         feed = self.fetcher.feeds.get(name)
         if feed is None:
-            raise UnknownPartition(f"This consumer does not read {name}, or it is not there yet.")
+            raise UnknownPartition(f"This consumer does not read {name}, or it does not exist yet.")
         return feed
 
     def _looked(self, until: float) -> Operation[None]:
-        """Waits until the partitions are known."""
+        """Wait until the partitions are known. Raises TimedOut at `until`."""
         while True:
             self._raise_failures()
             if self.assignment.looked:
                 return
             if self.link.now() >= until:
-                raise TimedOut("The broker did not say in time which partitions there are.")
+                raise TimedOut("The broker did not return the partitions in time.")
             self._arrival = Flag() if self._arrival.done else self._arrival
             yield Wait((self._arrival,), until - self.link.now())
 
-    # Asking
+    # Queries
 
     def lag(self) -> Operation[Lag]:
-        """Messages that are there and were not handed out; to the end of the log, whatever of it is forced."""
+        """Return the number of stored messages not delivered yet, including those not fsynced."""
         yield from self._looked(self.link.now() + self.options.timeout)
         return (yield from measure(self.link, self.fetcher, self.positions, self.options.timeout))
 
     def position(self, name: PartitionName) -> Operation[int]:
-        """The offset behind everything that was handed out of the partition."""
+        """Return the offset after the last delivered message of the partition."""
         yield from self._feed(name)
         return self.positions.handed_out(name).offset
 
     def committed(self, name: PartitionName) -> Operation[int | None]:
-        """The offset that the group's store has of the partition; None: none."""
+        """Return the committed offset of the partition, or None if the group has none."""
         self.member()
         feed = yield from self._feed(name)
         stored = (yield from self.offsets.read([name])).get(name)
         return stored.offset if stored is not None and stored.incarnation == feed.incarnation else None
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start, and where it stands now."""
+        """Return counters since the start, and the state of the membership and the partitions."""
         return counts(self)
 
-    # Saving
+    # Commits
 
     def commit(self, message: ReceivedMessage | None = None) -> Operation[None]:
-        """Saves all that was handed out, or one partition up to `message` and including it. Raises Fenced where that is
-        another member's by now; all else is saved."""
+        """Commit all delivered messages, or one partition up to and including `message`.
+
+        Raises Fenced if one of these partitions belongs to another member by now; the others are committed.
+        """
         self.member()
         self.positions.ledgers.agree("commit")
         void_lost(self, message)
@@ -322,34 +355,38 @@ class Consuming:
         self.handover.look()
 
     def save(self) -> Operation[Collection[PartitionName]]:
-        """Saves what is processed; which of that is another member's by now. Raises what the store does."""
+        """Commit what is acked.
+
+        Return the partitions that were fenced; raises what the store raises.
+        """
         return (yield from self._saving.save(self.positions.unsaved, self.link.now() + self.options.timeout))
 
     def member(self) -> Membership:
-        """Its place in the group. Raises `Closed`, `BadRequest` without a group."""
+        """Return the group membership. Raises Closed, and BadRequest for a consumer without a group."""
         if self.closed:
             raise Closed("The consumer is closed; make a new one.")
         if self.membership is None:
             raise BadRequest("Without a group nothing is saved: give the consumer group=.")
         return self.membership
 
-    # Beside
+    # Background tasks
 
     def _arrived(self) -> None:
-        """Something came: whoever waits looks again."""
+        """Wake all waiting callers, because something changed."""
         self._arrival.settle()
 
     def _share_changed(self) -> None:
+        """Apply a changed assignment and wake all waiting callers."""
         self.assignment.share_changed()
         self._arrival.settle()
 
     def failed(self, error: Exception) -> None:
-        """A task came to an end: the next call raises it."""
+        """Record the failure of a background task; the next call raises it."""
         self._failures.append(error)
         self._arrival.settle()
 
     def _raise_failures(self) -> None:
-        """Raises what a task met; begins what is not being done beside."""
+        """Raise the failure of a background task, or start the tasks that do not run."""
         if self.closed or self.link.state == "closed":
             raise Closed("The consumer is closed; make a new one.")
         if not self._failures:
@@ -361,10 +398,13 @@ class Consuming:
         if self._failures:
             raise self._failures.pop(0)
 
-    # The end
+    # Shutdown
 
     def renew(self) -> None:
-        """In a forked child: a reader of its own, at the same places; of a group it has nothing until it has joined."""
+        """Reset the state in a forked child: same positions, own reader.
+
+        A group must be joined again.
+        """
         self.fetching.clear()
         self.tasks.cancel()
         self._beside = dict.fromkeys(self._beside)
@@ -378,8 +418,11 @@ class Consuming:
             self.membership.renew()
 
     def close(self, processed: bool) -> Operation[None]:
-        """Saves what is processed (`processed`: all that is out is), leaves the group. A second time does nothing.
-        Raises what kept the offsets from being saved; of partitions that are another's by now a warning tells."""
+        """Commit what is acked and leave the group. A second call does nothing.
+
+        With `ack_delivered` everything delivered is acked first. Raises what prevented the commit; partitions
+        that belong to another member by now are only logged.
+        """
         if self.closed:
             return
         until = self.link.now() + self.options.timeout
@@ -401,11 +444,8 @@ class Consuming:
                 self.options.storage.close()
 
 
-# What a consumer says of itself in numbers: `stats()`.
-
-
 def counts(core: Consuming) -> dict[str, Any]:
-    """Counts since the start, and where each partition stands now."""
+    """Return the counters of `stats()` and the state of each partition."""
     positions, fetcher = core.positions, core.fetcher
     return {
         "messages": core.messages,
@@ -430,26 +470,26 @@ def counts(core: Consuming) -> dict[str, Any]:
 
 
 def _standing(core: Consuming) -> dict[str, Any]:
-    """Where it stands in its group."""
+    """Return the counters of the group membership."""
     if core.membership is None:
         return {"commits": 0, "generation": 0}
     return {"commits": core.offsets.commits, **core.membership.stats()}
 
 
-# What came to nothing is handed out again: of transactions that were rolled back, and of partitions that were lost.
-#
-# Behind a rollback nothing of its partitions is handed out until the broker has said where the group stands: what this
-# consumer knows of that need not be the last that was saved. A `seek` meanwhile has its way.
-
 RETRY_SECONDS: Final = 1.0
-"""Before the broker is asked again where the group stands."""
+"""Pause before the group's offsets are requested again."""
 
 
 def void_lost(core: Consuming, message: ReceivedMessage | None = None) -> None:
-    """What is about to be told as lost, and came back since, is handed out again: who is told drops it all."""
+    """Redeliver partitions that were lost and assigned again.
+
+    Called before the loss is reported to the user, after which the user discards all uncommitted work; so this consumer
+    must deliver it again. `message` limits this to its partition. Raises BadRequest if `message` is no
+    message of a consumer.
+    """
     if message is not None and not isinstance(message, ReceivedMessage):
         raise BadRequest(
-            f"What is committed is a message that this consumer gave, or with no argument all of them; not {message!r}."
+            f"commit() takes a message that this consumer delivered, or no argument for all of them; not {message!r}."
         )
     for name in core.positions.lost_and_back(message):
         forget = core.go_to if name in core.fetcher.feeds else core.positions.seek
@@ -457,7 +497,13 @@ def void_lost(core: Consuming, message: ReceivedMessage | None = None) -> None:
 
 
 def go_back(core: Consuming, names: Collection[PartitionName]) -> None:
-    """Under the driver's lock. What handlers of `run` have is left alone: they are called with it again."""
+    """Rewind partitions to their committed offsets after a rolled back transaction.
+
+    Call it under the driver's lock. Partitions assigned to handlers of `run` are left alone, because `run`
+    calls the handlers again with the same messages. Nothing of the other partitions is delivered until the
+    broker has returned the group's offsets, because another commit may be newer than the last one of this
+    consumer. A `seek` in the meantime takes precedence.
+    """
     positions = core.positions
     found = [name for name in names if name in core.fetcher.feeds and positions.ledgers.get(name) is None]
     for name in found:
@@ -470,6 +516,7 @@ def go_back(core: Consuming, names: Collection[PartitionName]) -> None:
 
 
 def _going_back(core: Consuming, names: Collection[PartitionName]) -> Operation[None]:
+    """Read the group's offsets and move to those that differ from what this consumer knew."""
     positions = core.positions
     try:
         stored = yield from _stored(core, names)
@@ -487,6 +534,7 @@ def _going_back(core: Consuming, names: Collection[PartitionName]) -> Operation[
 def _stored(
     core: Consuming, names: Collection[PartitionName]
 ) -> Operation[dict[PartitionName, StoredOffset]]:
+    """Read the group's offsets; retry every `RETRY_SECONDS` on retriable errors, with a warning."""
     while True:
         try:
             return (yield from core.offsets.read(names))
@@ -498,18 +546,18 @@ def _stored(
 
 
 def _look_around(core: Consuming) -> None:
-    """Whoever waits, in any thread, does; what is to be asked leaves now."""
+    """Send due requests now and wake the callers that wait, in any thread."""
     core.fetching.send()
     core.attend()
     core.handover.told()
 
 
-# How far a consumer is behind: in messages, by partition and in all.
-
-
 class Lag(int):
-    """Messages that are there and were not handed out: the number is the total, `partitions` has each; -1: cannot be
-    told, because its place is in a damaged range, or its log is not open."""
+    """Number of messages not delivered yet: the value is the total, `partitions` has the parts.
+
+    A part is -1 if the lag is unknown: the position is in a damaged range, or the log is not open. The total
+    counts it as 0.
+    """
 
     partitions: dict[PartitionName, int]
 
@@ -520,9 +568,9 @@ class Lag(int):
 
 
 def measure(link: Link, fetcher: Fetcher, positions: Positions, seconds: float) -> Operation[Lag]:
-    """Asks the broker where the logs end, all at once, and where the reader stands where it does not know that.
+    """Ask the broker for the ends of all logs, and for the ordinals of positions that have none.
 
-    Partitions of topics that are gone are left out.
+    All requests are sent at once. Partitions of deleted topics are left out.
     """
     places = {name: positions.handed_out(name) for name in fetcher.feeds}
     ends = {name: _locate(link, fetcher.feeds[name], BY_LATEST, 0, seconds) for name in places}
@@ -553,6 +601,7 @@ def measure(link: Link, fetcher: Fetcher, positions: Positions, seconds: float) 
 
 
 def _locate(link: Link, feed: Feed, by: int, value: int, seconds: float) -> Call:
+    """Send a LOCATE request for a partition."""
     return link.call(
         Locate(feed.name.topic, feed.incarnation, feed.name.partition, by, value), seconds=seconds
     )

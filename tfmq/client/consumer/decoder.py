@@ -1,11 +1,11 @@
-"""From the bytes of a fetch to messages: every control block verified once, every user record given once.
+"""Decoder of fetch responses: verifies every block and creates the messages. No I/O.
 
-A body holds whole control blocks. Each is checked as a whole: its control record (own checksum, log id, place), the
-CRC-32 over all its bytes, and that its records tile it; the checksum of a single record is looked at only to name
-the bad one. Fillers and control records are never given. Blocks that a broker left out because of a tag filter leave
-gaps, which are allowed only where a filter was asked for.
+A body contains whole blocks. Each is verified as a whole: its block trailer (checksum, log id, offset), the
+CRC-32 over the block, and that its records fill it without gaps. The checksums of single records are used
+only to name the bad one. Fillers and block trailers are not returned. With a tag filter the broker leaves
+blocks out, so gaps are allowed then.
 
-Pure: bytes in, messages out; `Damaged` and `DecodeFailed` for what is wrong.
+`SingleBlockDecoder` is a fast path for blocks of one record.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ from tfmq.client.consumer.message import Codec, LazyAttribute, Origin, ReceivedM
 from tfmq.errors import Damaged, DecodeFailed
 
 SAME_SIZE_COUNT_MIN: Final = 4
-"""Below so many records of one size the set-up of the column way costs more than it saves."""
+"""With fewer records the set-up of the column-wise path costs more than it saves."""
 STRUCTS_MAX: Final = 512
-"""Layouts kept ready: sizes of records repeat, and a sender that uses every size must not fill the memory."""
+"""Size of the cache of struct layouts.
+
+Record sizes repeat, but a sender that uses every size must not fill the memory.
+"""
 BAD_RECORDS_NAMED: Final = 5
-"""A sentence that names more of them helps nobody."""
+"""Maximum number of bad records that an error sentence names."""
 
 _FLAG_LOW: Final = 0xFFFF
 _KNOWN: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER
@@ -58,10 +61,10 @@ _new = tuple.__new__
 
 
 class Decoded(NamedTuple):
-    """One control block as its reader sees it, or several that follow each other and hold one record each.
+    """One decoded block, or several consecutive ones of one record each.
 
-    `messages` in order; it covers offsets from `offset` up to `next_offset`, and ordinals up to
-    `next_ordinal`; `epoch` is the log's when it was written.
+    `messages` is in order. The block has offsets `offset` to `next_offset`, and ordinals below
+    `next_ordinal`; `epoch` is that of the log when it was written.
     """
 
     messages: list[ReceivedMessage]
@@ -72,9 +75,10 @@ class Decoded(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """The user records of a block: where each begins, in the bytes given, and what it holds.
+    """User records of a block as columns; `positions` are indexes into the body.
 
-    `ordinals` counts from the block's first one and has the next block's at its end; None: they have no holes.
+    `ordinals` is relative to the block's first ordinal and ends with the next block's; None: there are no
+    gaps.
     """
 
     positions: Sequence[int]
@@ -84,7 +88,7 @@ class _Columns(NamedTuple):
     ordinals: Sequence[int] | None = None
 
     def shared_attributes(self) -> Iterable[LazyAttribute | bytes | None]:
-        """The attributes; where all are the same, one that is decoded once for all of them."""
+        """Return the attributes; if all are equal, one shared object that is decoded once."""
         attributes = self.attributes
         first = attributes[0] if attributes else None
         if first is None or attributes[-1] != first or attributes.count(first) < len(attributes):
@@ -93,7 +97,7 @@ class _Columns(NamedTuple):
 
 
 class Decoder:
-    """Decodes what one partition's fetches bring. It keeps nothing between calls but layouts."""
+    """Decodes the fetch responses of one partition. It has no state between calls except caches."""
 
     def __init__(self, topic: str, partition: int, incarnation: int, codec: Codec | None = None) -> None:
         self.topic = topic
@@ -105,17 +109,17 @@ class Decoder:
         self._singles = SingleBlocks(topic, partition, incarnation, self.log_id, codec)
 
     def handle_by(self, handler: Any) -> None:
-        """What handles failures of the messages: their origins name it."""
+        """Set the handler of failures that the messages' origins refer to."""
         self.handler = self._singles.handler = handler
 
     def decode(
         self, body: bytes, start: int, skip_to: int, next_offset: int, *, gaps: bool = False
     ) -> Iterator[Decoded]:
-        """The control blocks of `body`, which reaches from offset `start` to `next_offset`.
+        """Decode the blocks of `body`, which has offsets `start` to `next_offset`.
 
-        Records before `skip_to` are left out. `gaps`: a tag filter was asked for, so blocks may be missing. Raises
-        Damaged(first, next) where the bytes are wrong, after all blocks before it were given; DecodeFailed where
-        they are right and this release cannot read them.
+        Records before `skip_to` are left out. `gaps`: a tag filter was requested, so blocks may be missing.
+        Raises Damaged(first, next) where the bytes are wrong, after all blocks before were returned;
+        DecodeFailed where the bytes are valid but this release cannot read them.
         """
         place, position, end = start, 0, len(body)
         while position < end:
@@ -133,13 +137,16 @@ class Decoder:
             place = position + shift
         if not gaps and place != next_offset:
             raise self._damaged(
-                body, end, place, next_offset, gaps, "bytes are missing at the end of the answer"
+                body, end, place, next_offset, gaps, "bytes are missing at the end of the response"
             )
 
     def _verified(
         self, body: bytes, position: int, place: int, next_offset: int, gaps: bool
     ) -> tuple[int, Control]:
-        """Where the control record of the block at `position` stands, and what it says, all of it proven."""
+        """Verify the block at `position`. Return the position of its trailer, and the trailer.
+
+        Raises Damaged, DecodeFailed.
+        """
         try:
             at = control_position(body, position)
             control = decode_control(body, at, self.log_id)
@@ -157,6 +164,7 @@ class Decoder:
         return at, control
 
     def _messages(self, body: bytes, start: int, end: int, control: Control, skip_to: int) -> Decoded:
+        """Create the messages of a verified block. Raises Damaged, DecodeFailed."""
         shift = control.offset - start
         following = control.next
         try:
@@ -188,7 +196,7 @@ class Decoder:
         return Decoded(messages, control.offset, following, control.next_ordinal, control.epoch)
 
     def _check_records(self, columns: _Columns, control: Control) -> None:
-        """No record has the id 0, and a control record counts the ordinals that its block has."""
+        """Raise Damaged for an id 0, and for another number of records than the trailer announces."""
         if 0 in columns.ids:
             sentence = f"{self._where(control.offset)}: a record has the id 0."
             raise Damaged(sentence, first=control.offset, next=control.next)
@@ -202,7 +210,7 @@ class Decoder:
     def _damaged(
         self, body: bytes, position: int, place: int, next_offset: int, gaps: bool, reason: str
     ) -> Damaged:
-        """The error for the block at `position`, with the nearest place behind it where reading can go on."""
+        """Return the error for the block at `position`, with the next readable offset."""
         following = next_offset
         if not gaps:
             claim = find_next_control(body, position, offset=place - position, log_id=self.log_id)
@@ -213,11 +221,12 @@ class Decoder:
         return Damaged(sentence, first=place, next=following)
 
     def _where(self, offset: int) -> str:
+        """Return the partition and the offset as the start of a sentence."""
         return f"{self.topic}-{self.partition} at offset {offset}"
 
 
 class _Unreadable(Exception):
-    """A whole record that this release cannot read."""
+    """A valid record that this release cannot read."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(reason)
@@ -226,18 +235,18 @@ class _Unreadable(Exception):
 
 
 def _contradiction(control: Control, size: int, place: int, next_offset: int, gaps: bool) -> str:
-    """Why the control record cannot be that of the `size` bytes at `place`; "" if it can."""
+    """Return why the trailer does not match the block of `size` bytes; "" if it does."""
     if control.size != size:
-        return f"the control record covers {control.size} bytes, {size} are there"
+        return f"the block trailer is for {control.size} bytes, the block has {size}"
     if control.offset != place and not (gaps and control.offset > place):
-        return f"the block says that it is from offset {control.offset}"
+        return f"the block has another offset, {control.offset}"
     if control.next > next_offset:
-        return f"the block ends at {control.next}, behind the answer's end at {next_offset}"
+        return f"the block ends at {control.next}, after the end of the response at {next_offset}"
     return ""
 
 
 def _same_size(body: bytes, start: int, end: int) -> _Columns | None:
-    """The records of `body[start:end]` if all of them have one size, one kind and one size of attribute."""
+    """Split records column-wise if all have one size, kind and attribute size; otherwise None."""
     length, _, flag, attribute_size = _PREFIX.unpack_from(body, start)
     size = HEADER_SIZE + length
     number, rest = divmod(end - start, size)
@@ -262,7 +271,7 @@ def _same_size(body: bytes, start: int, end: int) -> _Columns | None:
 
 
 def _mixed(body: bytes, start: int, end: int) -> _Columns:
-    """The records of `body[start:end]` one by one, as long as they are plain ones with an attribute."""
+    """Split plain records with attributes one by one; other records are left to `_split_any`."""
     positions: list[int] = []
     ids: list[int] = []
     attributes: list[bytes | None] = []
@@ -291,7 +300,7 @@ def _mixed(body: bytes, start: int, end: int) -> _Columns:
 
 
 def _any(body: bytes, start: int, end: int) -> _Columns:
-    """The records of `body[start:end]` of every kind: the careful and slow way. The last ordinal is the count."""
+    """Split records of every kind, the slow path. The last ordinal is the number of records."""
     columns = _Columns([], [], [], [], ordinals := [0])
     rows: list[tuple[int, int, bytes | None, bytes | None]] = []
     for record in records_of(memoryview(body)[start:end]):
@@ -311,7 +320,7 @@ def _any(body: bytes, start: int, end: int) -> _Columns:
 
 
 def _parts(body: bytes, position: int, size: int, kind: int) -> tuple[bytes | None, bytes | None]:
-    """Attribute and payload of one record; a tombstone has no payload."""
+    """Return attribute and payload of one record; the payload of a tombstone is None."""
     begins, end = position + HEADER_SIZE, position + size
     attribute = None
     if kind & FLAG_ATTRIBUTE:
@@ -330,6 +339,7 @@ def _parts(body: bytes, position: int, size: int, kind: int) -> tuple[bytes | No
 
 
 def _unknown(kind: int) -> str:
+    """Return why a record with this flag is not readable."""
     if kind & FLAG_CODEC_MASK:
         return "a compressed batch, which this release cannot read; use a newer client."
     if kind & FLAG_VERSION_MASK:
@@ -340,7 +350,7 @@ def _unknown(kind: int) -> str:
 
 
 def _offsets(positions: Sequence[int], shift: int, following: int) -> tuple[Iterable[int], Iterable[int]]:
-    """The offset of each record, and where reading goes on behind it: at the next one, in the end at `following`."""
+    """Return the offset and the next offset of each record; the last next offset is `following`."""
     if isinstance(positions, range):
         begin, end, size = positions.start + shift, positions.stop + shift, positions.step
         return range(begin, end, size), chain(range(begin + size, end, size), (following,))
@@ -349,11 +359,12 @@ def _offsets(positions: Sequence[int], shift: int, following: int) -> tuple[Iter
 
 
 def _ordinals(ordinals: Sequence[int] | None, first: int) -> Iterable[int]:
+    """Return the ordinals of the records."""
     return count(first) if ordinals is None else [first + each for each in ordinals]
 
 
 def _bad_records(records: bytes, offset: int) -> str:
-    """Which records fail their own checksum, as the end of a sentence."""
+    """Return which records fail their own checksum, as the end of a sentence."""
     bad: list[int] = []
     try:
         for record in records_of(records):
@@ -372,7 +383,7 @@ _layouts: dict[str, Struct] = {}
 
 
 def _layout(text: str) -> Struct:
-    """A `Struct` made once; all are dropped when there are too many."""
+    """Return a cached `Struct`; the cache is cleared when it is full."""
     found = _layouts.get(text)
     if found is None:
         if len(_layouts) >= STRUCTS_MAX:
@@ -381,21 +392,15 @@ def _layout(text: str) -> Struct:
     return found
 
 
-# Blocks of one plain record each, as those leave behind who send one message after the other: the fast way through.
-#
-# Decoding a control block costs about 9 us, which is nothing for a thousand records and much for one. Here a run of
-# such blocks is taken in one loop, every one of them proven as in the slow way: the control record by its own checksum,
-# log id and place, the record by the CRC over the block. What is not just that, and what is wrong, ends the run; the
-# slow way goes on there and names what it finds.
-
 _BODY_SIZE: Final = CONTROL_SIZE - HEADER_SIZE
 _MARK_BEGIN: Final = HEADER_SIZE - 12
 
 
 class Run(NamedTuple):
-    """The messages of a run, maybe none; it ends at `position` of the bytes and at `next_offset` of the partition.
+    """Result of the fast path: messages, perhaps none, and where the slow path continues.
 
-    The last two say how things stand behind its last block.
+    `position` is an index into the body, `next_offset` the offset; `next_ordinal` and `epoch` are those after
+    the last block.
     """
 
     messages: list[ReceivedMessage]
@@ -406,7 +411,13 @@ class Run(NamedTuple):
 
 
 class SingleBlocks:
-    """What is the same in all runs of one partition."""
+    """Fast path for blocks of one plain record each, which senders of single messages cause.
+
+    Decoding a block takes about 9 us, which is little for a thousand records and much for one. Here such
+    blocks are decoded in one loop with the same verification: the trailer by its checksum, log id and offset,
+    the record by the CRC of the block. The loop ends at any other block and at any error; the slow path
+    continues there and reports it.
+    """
 
     def __init__(
         self, topic: str, partition: int, incarnation: int, log_id: int, codec: Codec | None
@@ -419,7 +430,7 @@ class SingleBlocks:
         self.handler: Any = None
 
     def take(self, body: bytes, position: int, place: int, limit: int) -> Run:
-        """The run that begins at `position` of `body`, which is offset `place`, and ends at most at offset `limit`."""
+        """Decode blocks from `position` of `body`, which is offset `place`, up to offset `limit`."""
         messages: list[ReceivedMessage] = []
         view, mark, unpack, unpack_control = (
             memoryview(body),
@@ -457,5 +468,5 @@ class SingleBlocks:
                 messages.append(_new(ReceivedMessage, fields))
                 position, place = behind, following
         except StructError:
-            pass  # the bytes end: in the slow way that is an error, or there are none left
+            pass  # end of the body: either nothing is left, or the slow path reports the error
         return Run(messages, position, place, ordinal + 1, epoch)

@@ -1,4 +1,8 @@
-"""The offsets of a consumer for whoever saves them in its storage himself: in the transaction of his results."""
+"""Consumer offsets in a transaction: one of the user's storage, or one of the broker.
+
+`ExternalOffsets` is for a transaction of the user's storage, `TransactionPositions` for one of the broker. In
+both a commit acks what was delivered, and a rollback delivers it again.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,10 @@ from tfmq.protocol.commands import GroupOffset, TransactionOffsets
 
 
 class Standing(NamedTuple):
-    """Where a consumer stood: `offsets` is what the storage gets, `places` what is saved then.
+    """Consumer snapshot for a storage transaction: `offsets` to store, and their `positions`.
 
-    The last two are taken and told under the consumer's own lock. `fenced`: something that was handed out before is
-    another member's by now, and the transaction may have results of it.
+    `lock` is the consumer's; all methods acquire it. `fenced`: a partition with delivered messages was lost
+    before; the transaction may contain results of it and must not be committed.
     """
 
     consuming: Consuming
@@ -30,24 +34,26 @@ class Standing(NamedTuple):
     fenced: Fenced | None = None
 
     def saved(self) -> None:
-        """It is committed: the consumer need not save it again."""
+        """Record the commit of the transaction, so that the consumer does not commit the same again."""
         with self.lock:
             self.consuming.positions.saved_elsewhere(self.places)
 
     def entrusted(self) -> None:
-        """It is in a transaction whose end nobody tells: the consumer does not wait for that."""
+        """Record that a transaction has the offsets; do not wait for its end, which is not reported."""
         with self.lock:
             self.consuming.positions.entrusted(self.places)
 
     def refused(self, lost: Collection[PartitionName], kept: Mapping[PartitionName, StoredOffset]) -> None:
-        """The partitions in `lost` are another member's, and the transaction is rolled back: what it had of the others
-        is handed out again, from where `kept`, what is committed, says. Nothing more is read of the lost ones.
+        """Record that the transaction was fenced: the partitions in `lost` belong to another member.
+
+        Messages of the other partitions are delivered again, from the committed offsets in `kept`. The lost
+        ones are not read any more.
         """
         consuming, positions = self.consuming, self.consuming.positions
         with self.lock:
             for name in self.places.keys() - set(lost):
                 row = kept.get(name)
-                if name not in consuming.fetcher.feeds:  # gone meanwhile
+                if name not in consuming.fetcher.feeds:  # removed meanwhile
                     continue
                 if row is not None and row.incarnation == positions.incarnation(name):
                     consuming.go_to(name, place_of(name, row))
@@ -61,10 +67,11 @@ class Standing(NamedTuple):
 
 
 def standing(consumer: Any, message: ReceivedMessage[Any] | None) -> Standing:
-    """Where `consumer`, of any face, stands behind everything that it handed out, or behind `message` in its partition.
+    """Return a snapshot of `consumer` after all delivered messages, or after `message`.
 
-    Raises `TypeError` for what is no consumer, `BadRequest` for one that saves by itself and for a message that it did
-    not hand out, `Closed`; and `Fenced` for a message that is another member's.
+    Raises TypeError for what is no consumer, BadRequest for one that commits by itself and for a message that
+    it did not deliver, Closed, and Fenced for a message whose partition belongs to another member. Also
+    raises NotAllowed in a handler if handlers use `commit()`, and a permanent failure of the membership.
     """
     consuming = getattr(consumer, "_core", None)
     if not isinstance(consuming, Consuming):
@@ -106,13 +113,12 @@ def standing(consumer: Any, message: ReceivedMessage[Any] | None) -> Standing:
         )
 
 
-# The offsets of a consumer inside a transaction: what it was handed out counts as processed if that commits.
-
-
 class HandedOut(NamedTuple):
-    """Where a consumer stood: `row` is what the broker gets, `places` what the consumer has saved once it commits.
+    """Snapshot of a consumer for a broker transaction.
 
-    The last two are taken and told under the consumer's own lock, which is never taken under another one's.
+    `row` is sent to the broker, `positions` are the consumer's once it commits, `generations` those of the
+    partitions. `lock` is the consumer's; the methods acquire it, and it must never be acquired while another
+    consumer's lock is held.
     """
 
     consuming: Consuming
@@ -122,12 +128,12 @@ class HandedOut(NamedTuple):
     grants: Mapping[PartitionName, int]
 
     def committed(self) -> None:
-        """The transaction is committed: the consumer's next save goes on from there."""
+        """Record the commit of the transaction; the consumer's next commit continues there."""
         with self.lock:
             self.consuming.positions.saved_elsewhere(self.places)
 
     def came_to_nothing(self) -> None:
-        """The transaction is rolled back: what it had is handed out again, where the consumer has it yet."""
+        """Deliver the messages again after a rollback, for partitions that are still owned."""
         with self.lock:
             membership = self.consuming.membership
             if membership is not None and not self.consuming.closed:
@@ -139,8 +145,11 @@ class HandedOut(NamedTuple):
 
 
 def handed_out(consumer: Any) -> HandedOut:
-    """Where `consumer`, a `Consumer` of either face, stands. Raises `BadRequest` for one whose offsets cannot be part
-    of a transaction, `TypeError` for what is no consumer, `Closed`, `Fenced`.
+    """Return a snapshot of `consumer` for a broker transaction.
+
+    Raises BadRequest for a consumer whose offsets cannot be part of a transaction, TypeError for what is no
+    consumer, Closed, Fenced. Also raises NotAllowed in a handler if handlers use `commit()`, and a permanent
+    failure of the membership.
     """
     consuming = getattr(consumer, "_core", None)
     if not isinstance(consuming, Consuming):
@@ -152,6 +161,7 @@ def handed_out(consumer: Any) -> HandedOut:
 def _standing(
     consuming: Consuming,
 ) -> tuple[TransactionOffsets, dict[PartitionName, Place], dict[PartitionName, int]]:
+    """Return the row for the broker, the positions and the generations; the consumer is locked."""
     membership = consuming.member()
     if consuming.options.commits != "manual":
         raise BadRequest(

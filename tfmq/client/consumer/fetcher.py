@@ -1,12 +1,14 @@
-"""What to fetch next, and what came: the sans-I/O half of reading.
+"""Fetching of a consumer: fetch planning, buffered fetch responses, skipped ranges.
 
-One `Feed` a partition: where it is to be read next, what of it arrived and is not handed out, whether it is paused or
-stopped. At most one fetch a partition is under way; it waits at the broker when there is nothing (a long poll), so an
-idle partition costs nothing and a new message comes at once. While one chunk is worked on the next one is fetched. All
-chunks that wait for the user take at most `prefetch_bytes`, shared by the partitions; they are handed out in turn,
-one chunk a partition, so that no partition starves another; inside a partition order is kept.
+`Fetcher` decides without I/O, `FetchSession` sends the requests and processes the responses. At most one
+fetch per partition is in flight. The broker holds a fetch without data (long poll), so that an idle partition
+costs nothing and a new message is returned at once. The next response is fetched while the current one is
+processed. All buffered responses take at most `prefetch_bytes`, shared by the partitions. They are delivered
+round-robin, one response per partition, so that no partition starves another; the order inside a partition is
+kept.
 
-What goes wrong stops its partition only, behind everything that was read before it, and is told once (`failure`).
+A failure stops its partition only, after everything that was read before it, and is raised once
+(`Fetcher.next_failure`).
 """
 
 from __future__ import annotations
@@ -41,25 +43,36 @@ log = logging.getLogger("tfmq.consumer")
 
 LARGE_MESSAGE_BYTES: Final = 512
 FETCH_BYTES_LARGE: Final = MIB
-"""Asked for where messages are larger than that, unless the user chose a size: too few share its cost otherwise."""
+"""Fetch size for messages larger than `LARGE_MESSAGE_BYTES`, unless the user chose a size.
+
+With the normal size too few messages would share the cost of a fetch.
+"""
 FETCH_BYTES_MIN: Final = 16 * KIB
-"""With very many partitions a fetch brings at least so much, and what waits may pass `prefetch_bytes`."""
+"""Minimum fetch size with very many partitions.
+
+What is buffered may then exceed `prefetch_bytes`.
+"""
 WAIT_MS: Final = 50_000
-"""How long the broker holds a fetch that has nothing: long, for idleness to be free; below its limit."""
+"""How long the broker holds a fetch without data: long, so that idle consumers are cheap."""
 FETCHES_MAX: Final = 1024
-"""Fetches under way at once, well below what a broker takes of one connection. Further partitions take turns."""
+"""Maximum fetches in flight, well below the broker's limit per connection.
+
+Then partitions take turns.
+"""
 TURN_WAIT_MS: Final = 250
-"""How long a fetch waits at the broker where partitions must take turns."""
+"""How long the broker holds a fetch without data where partitions take turns."""
 RETRY_SECONDS: Final = 0.01
 RETRY_SECONDS_MAX: Final = 2.0
-"""A fetch that failed for a passing reason is sent again after so long, doubled each time. The link has a back-off
-of its own, this one is for a broker that answers Busy."""
+"""Delay before a fetch is repeated after a retriable error, doubled up to the maximum.
+
+The connection has its own back-off; this one is for a broker that responds with Busy.
+"""
 SKIPPED_KEPT: Final = 100
-"""Skipped ranges that are remembered one by one; all are counted."""
+"""Skipped ranges that are kept individually; all of them are counted."""
 
 
 class FetchPlan(NamedTuple):
-    """A fetch that is to be sent; `turn` tells its answer from one that a seek has made void."""
+    """A fetch to send. `fetch_version` identifies responses that a seek made obsolete."""
 
     name: PartitionName
     incarnation: int
@@ -71,14 +84,14 @@ class FetchPlan(NamedTuple):
     turn: int
 
     def request(self, read: int, tag_hashes: list[int] | None) -> Fetch:
-        """The request to send; `read` is one of the protocol's."""
+        """Return the request to send; `read` is the protocol's isolation constant."""
         hashes = tag_hashes if self.filtered else None
         place = (self.offset, self.epoch, self.max_bytes, self.wait_ms)
         return Fetch(self.name.topic, self.incarnation, self.name.partition, *place, read, hashes)
 
 
 class Chunk(NamedTuple):
-    """The answer to a fetch, undecoded: `body` covers offsets `start` to `next_offset`, wanted from `skip_to` on."""
+    """Undecoded response: `body` has offsets `start` to `next_offset`, wanted from `skip_to` on."""
 
     body: bytes
     start: int
@@ -89,7 +102,7 @@ class Chunk(NamedTuple):
 
 
 class Feed:
-    """One partition that is read: see the module."""
+    """Fetch state of one partition: next offset to fetch, buffered responses, pause and failure."""
 
     def __init__(self, name: PartitionName, incarnation: int, place: Place, decoder: Decoder) -> None:
         self.name = name
@@ -103,7 +116,7 @@ class Feed:
         self.begin(place)
 
     def begin(self, place: Place) -> None:
-        """Read on at `place`: all that was fetched or is under way is void, and so is a failure."""
+        """Restart at `position`: drop all responses, fetches in flight and the failure."""
         self.turn += 1
         self.place = place
         self.fetch_offset = place.offset
@@ -117,13 +130,13 @@ class Feed:
         self.retries = 0
 
     def stop(self, failure: TfmqError) -> None:
-        """Read no further than what was decoded; `begin` goes on."""
+        """Read no further than what was decoded; `restart_at` continues."""
         self.begin(self.place)
         self.failure = failure
 
 
 class Skipped(NamedTuple):
-    """A range that was left out: it cannot be read, or is not there any more."""
+    """A range that was not delivered, because it is unreadable or was deleted."""
 
     name: PartitionName
     first: int
@@ -132,10 +145,10 @@ class Skipped(NamedTuple):
 
 
 class Fetcher:
-    """All partitions of one consumer. It never waits and never sends; see the module.
+    """Decides what to fetch for the partitions of one consumer, and buffers the responses.
 
-    `skip_damage`: go on behind a damaged range, and note it in `damage`. `reset`: what to do where the place is
-    no longer there: None stops the partition, "earliest" and "latest" go on there.
+    No I/O. `skip_damage`: continue after a damaged range and record it in `skipped`. `reset`: where to
+    continue if the offset does not exist any more: "earliest" or "latest"; None stops the partition.
     """
 
     def __init__(
@@ -167,28 +180,29 @@ class Fetcher:
     # Partitions
 
     def add(self, feed: Feed) -> None:
-        """Read one more partition."""
+        """Start reading a partition."""
         feed.decoder.handle_by(self.handler)
         self.feeds[feed.name] = feed
         self._hungry[feed] = None
 
     def remove(self, name: PartitionName) -> None:
-        """Read it no more; what is under way for it is void."""
+        """Stop reading a partition; the response to a fetch in flight will be ignored."""
         feed = self.feeds.pop(name)
         feed.begin(feed.place)
         self._hungry.pop(feed, None)
 
     def seek(self, name: PartitionName, place: Place) -> None:
-        """Go on at `place`; a partition that had stopped goes on, too."""
+        """Continue at `position`; also restarts a stopped partition."""
         feed = self.feeds[name]
         feed.begin(place)
         self._hungry[feed] = None
 
     def pause(self, name: PartitionName) -> None:
-        """Hand out nothing of the partition until `resume`; what has arrived waits."""
+        """Deliver nothing of the partition until `resume`; buffered responses are kept."""
         self.feeds[name].paused = True
 
     def resume(self, name: PartitionName) -> None:
+        """Deliver messages of the partition again."""
         feed = self.feeds[name]
         if feed.paused:
             feed.paused = False
@@ -196,13 +210,13 @@ class Fetcher:
             self._hungry[feed] = None
 
     def renew(self) -> None:
-        """In a forked child: nothing is under way any more."""
+        """Reset the state in a forked child: no fetch is in flight."""
         self._under_way = 0
 
-    # To the broker
+    # Requests
 
     def plans(self, now: float) -> list[FetchPlan]:
-        """The fetches that are to be sent now; each is answered by one `arrived` or `failed`."""
+        """Return the fetches to send now; call `add_response` or `fetch_failed` once for each."""
         if not self._hungry:
             return []
         share = self._prefetch_bytes // max(1, len(self.feeds))
@@ -222,10 +236,11 @@ class Fetcher:
         return found
 
     def next_retry(self) -> float | None:
-        """When `plans` has something to send that it holds back after a failure; None: nothing."""
+        """Return when the next fetch is due that waits after a failure; None if there is none."""
         return min((feed.retry_at for feed in self._hungry if feed.retry_at), default=None)
 
     def _plan(self, feed: Feed, max_bytes: int, wait_ms: int) -> FetchPlan:
+        """Create a fetch and count it as in flight."""
         feed.fetching = True
         self._under_way += 1
         self.fetches += 1
@@ -233,17 +248,17 @@ class Fetcher:
         place = (feed.fetch_offset, feed.fetch_epoch, max_bytes, wait_ms)
         return FetchPlan(feed.name, feed.incarnation, *place, filtered, feed.turn)
 
-    # From the broker
+    # Responses
 
     def arrived(self, plan: FetchPlan, chunk: Chunk) -> None:
-        """The answer to `plan`."""
+        """Buffer the response to `plan`."""
         feed = self._answered(plan)
         if feed is None:
             return
         feed.retry_at, feed.retries = 0.0, 0
         if chunk.next_offset < plan.offset or (chunk.body and chunk.next_offset == plan.offset):
             feed.failure = ServerError(
-                f"The broker answered a fetch of {plan.name} at offset {plan.offset} with a place before it,"
+                f"The broker answered a fetch of {plan.name} at offset {plan.offset} with an offset before it,"
                 f" {chunk.next_offset}."
             )
             return
@@ -256,7 +271,7 @@ class Fetcher:
             self._line_up(feed)
 
     def failed(self, plan: FetchPlan, error: TfmqError, now: float) -> None:
-        """`plan` came to nothing."""
+        """Process the failure of `plan`: schedule a retry, skip the range, or stop the partition."""
         feed = self._answered(plan)
         if feed is None:
             return
@@ -277,14 +292,15 @@ class Fetcher:
         self._go_on_at(feed, place, UNKNOWN)
 
     def _go_on_at(self, feed: Feed, offset: int, epoch: int) -> None:
-        """Fetch from `offset`. A chunk without bytes takes the reader's place there too, after what was read before:
-        nothing may ever follow, and a reader that waits for the present end has reached it."""
+        """Fetch from `offset`, after a skipped range."""
+        # An empty response moves the reader's position there too, after what was read before: perhaps no
+        # message ever follows, and a reader that waits for the current end has reached it.
         feed.fetch_offset, feed.fetch_epoch = offset, epoch
         feed.chunks.append(Chunk(b"", offset, offset, offset, epoch, filtered=False))
         self._line_up(feed)
 
     def _answered(self, plan: FetchPlan) -> Feed | None:
-        """The feed that `plan` was for; None if its answer is void."""
+        """Count the fetch as complete. Return its partition, or None if the response is obsolete."""
         self._under_way -= 1
         feed = self.feeds.get(plan.name)
         if feed is None or feed.turn != plan.turn:
@@ -294,7 +310,7 @@ class Fetcher:
         return feed
 
     def _reset_place(self, error: TfmqError) -> int | None:
-        """Where the user wants to go on after `error`, if he does."""
+        """Return where to continue after `error` as configured, or None."""
         if self._reset is None:
             return None
         if isinstance(error, LogTruncated):
@@ -303,10 +319,13 @@ class Fetcher:
             return error.first if self._reset == "earliest" else error.end
         return None
 
-    # To the user
+    # Delivery
 
     def take(self, held: Collection[PartitionName] = ()) -> Batch | None:
-        """The next chunk as messages, of the partition whose turn it is, `held` ones left out; None: nothing came."""
+        """Decode and return the next response of the partitions in turn, except `held` ones.
+
+        None if empty.
+        """
         passed = 0
         while passed < len(self._ready):
             feed = self._ready.popleft()
@@ -326,7 +345,7 @@ class Fetcher:
         return None
 
     def failure(self) -> TfmqError | None:
-        """Why a partition stopped, once for each, when everything before it was taken."""
+        """Return a stopped partition's failure, once, after everything before it was delivered."""
         for feed in self.feeds.values():
             if feed.failure is not None and not feed.told and not feed.chunks and not feed.paused:
                 feed.told = True
@@ -334,12 +353,16 @@ class Fetcher:
         return None
 
     def standstill(self) -> TfmqError | None:
-        """A failure if no partition can ever bring anything again, because each has stopped."""
+        """Return a failure if all partitions are stopped, so that no message can ever follow."""
         failures = [feed.failure for feed in self.feeds.values()]
         return failures[0] if failures and None not in failures else None
 
     def _decoded(self, feed: Feed) -> Batch | None:
-        """The first chunk of `feed`; what is wrong in it stops the feed, or is skipped, behind what is right."""
+        """Decode the first response of a partition.
+
+        Damage or an undecodable record stops the partition, or is skipped, after the valid messages before
+        it.
+        """
         chunk = feed.chunks.popleft()
         feed.chunk_bytes -= len(chunk.body)
         messages: list[ReceivedMessage] = []
@@ -365,6 +388,8 @@ class Fetcher:
         return Batch(feed.name, messages, following)
 
     def _damaged_chunk(self, feed: Feed, chunk: Chunk, damaged: Damaged) -> None:
+        # With a filter the end of the damage is unknown, because blocks may be missing.
+        """Fetch a damaged range again without a filter, stop the partition, or skip the range."""
         if chunk.filtered:
             feed.begin(Place(damaged.first, UNKNOWN, chunk.epoch))
             feed.unfiltered_until = chunk.next_offset
@@ -372,31 +397,34 @@ class Fetcher:
             feed.stop(damaged)
         else:
             self._note_skipped(feed, damaged.first, damaged.next, str(damaged))
-            rest = chunk.body[damaged.next - chunk.start :]  # without bytes it still moves the reader's place
+            # even without bytes it moves the reader's position
+            rest = chunk.body[damaged.next - chunk.start :]
             feed.chunks.appendleft(chunk._replace(body=rest, start=damaged.next, skip_to=damaged.next))
             feed.chunk_bytes += len(rest)
 
     def _note_skipped(self, feed: Feed, first: int, next_offset: int, sentence: str) -> None:
+        """Log and record a skipped range."""
         log.warning("Skipped offsets %d to %d. %s", first, next_offset, sentence)
         self.skipped_count += 1
         self.skipped.append(Skipped(feed.name, first, next_offset, sentence))
         del self.skipped[:-SKIPPED_KEPT]
 
     def _line_up(self, feed: Feed) -> None:
+        """Add a partition with buffered responses to the delivery queue."""
         if feed.chunks and not feed.paused and not feed.lined_up:
             feed.lined_up = True
             self._ready.append(feed)
 
 
 def explained(error: TfmqError, name: PartitionName, offset: int) -> TfmqError:
-    """`error` with a sentence that names the partition and, where offsets are gone, the range that is lost."""
+    """Add the partition and, where offsets are lost, the lost range to the sentence of `error`."""
     if isinstance(error, OffsetOutOfRange):
         if offset < error.first:
             lost = f"offsets {offset} to {error.first} were removed and are lost to this reader"
         else:
-            lost = f"offset {offset} lies behind the end, {error.end}"
+            lost = f"offset {offset} is after the end, {error.end}"
         error.sentence = (
-            f"{name}: {lost}; it holds {error.first} to {error.end}. Seek, or set on_out_of_range."
+            f"{name}: {lost}; the log has {error.first} to {error.end}. Seek, or set on_out_of_range."
         )
     elif isinstance(error, LogTruncated):
         error.sentence = (
@@ -409,14 +437,12 @@ def explained(error: TfmqError, name: PartitionName, offset: int) -> TfmqError:
     return error
 
 
-# The fetches of one consumer: sent as its `Fetcher` plans them, their answers given to it, and taken from there.
-
 FETCH_GRACE_SECONDS: Final = 30.0
-"""So much longer than the broker holds a fetch does the client wait for its answer."""
+"""How much longer than the broker may hold a fetch the client waits for the response."""
 
 
 def fetcher_of(options: ConsumerOptions) -> Fetcher:
-    """What decides what to fetch, as these options have it."""
+    """Create the fetcher for `options`."""
     return Fetcher(
         fetch_bytes=options.fetch_bytes,
         prefetch_bytes=options.prefetch_bytes,
@@ -427,8 +453,11 @@ def fetcher_of(options: ConsumerOptions) -> Fetcher:
 
 
 class Fetching:
-    """`arrived` is called at each answer; `flush` tells the driver that requests should leave now; `counted` gets what
-    an answer says in passing: how many partitions its topic has."""
+    """Sends the fetches that a `Fetcher` plans and processes the responses.
+
+    `arrived` is called after each response, `flush` makes the driver send requests now. `on_partition_count`
+    is called with a topic and its number of partitions, which every response contains.
+    """
 
     def __init__(
         self,
@@ -450,7 +479,7 @@ class Fetching:
         self._calls: dict[PartitionName, Call] = {}
 
     def send(self) -> None:
-        """What is planned now goes out."""
+        """Send the fetches that are planned now."""
         plans = self._fetcher.plans(self._link.now())
         for plan in plans:
             request = plan.request(self._read, self._hashes)
@@ -461,8 +490,11 @@ class Fetching:
             self._flush()
 
     def take(self, held: Collection[PartitionName] = ()) -> Batch | None:
-        """The next batch of what has arrived, without what the user's filter says no to; `held` ones are left out. What
-        the filter raises is raised, behind what stands before it."""
+        """Return the next batch without the messages that the user's filter rejects.
+
+        `held` partitions wait. Raises what the filter raises, after the messages before that one were
+        returned.
+        """
         batch = self._fetcher.take(held)
         if batch is None or self._where is None:
             return batch
@@ -472,7 +504,7 @@ class Fetching:
         return batch
 
     def void(self, name: PartitionName) -> None:
-        """What is under way for the partition is not wanted any more; the broker is told, so that it need not wait."""
+        """Cancel the fetch in flight for the partition, also at the broker so that it stops waiting."""
         call = self._calls.pop(name, None)
         if call is not None and not call.done:
             self._link.abandon(call)
@@ -480,21 +512,23 @@ class Fetching:
                 self._link.call(Cancel(call.correlation))
 
     def clear(self) -> None:
-        """Nothing is under way any more: the end, or a forked child."""
+        """Drop all fetches in flight: at the end, or in a forked child."""
         self._calls.clear()
 
     def _fetched(self, plan: FetchPlan, call: Call) -> None:
+        """Process the end of a fetch request."""
         if self._calls.get(plan.name) is call:
             del self._calls[plan.name]
         try:
             self._answered(plan, call)
-        except BaseException:  # Ctrl-C in the thread that leads: it is asked for once more
+        except BaseException:  # Ctrl-C in the thread that runs the network I/O: fetch again.
             self._fetcher.failed(plan, Abandoned(), self._link.now())
             raise
         finally:
             self._arrived()
 
     def _answered(self, plan: FetchPlan, call: Call) -> None:
+        """Pass a response or failure to the fetcher."""
         if call.error is not None:
             self._fetcher.failed(plan, call.error, self._link.now())
         else:
@@ -506,12 +540,12 @@ class Fetching:
             )
 
 
-# A user's filter over a batch: what it says yes to is kept; where it fails, what stands before that comes first.
-
-
 def filtered(batch: Batch, where: Callable[[ReceivedMessage[Any]], object]) -> tuple[Batch, Place | None]:
-    """`batch` without what `where` says no to. Where it raises, the part before that message, and the place at which to
-    read on, so that it is asked again; for the first message that is raised here."""
+    """Return `batch` without the messages that `where` rejects.
+
+    If `where` raises, return the part before that message and the position at which to read again, so that
+    the filter is called again for it. For the first message the exception is raised here.
+    """
     kept: list[ReceivedMessage[Any]] = []
     for number, message in enumerate(batch.messages):
         try:
@@ -529,8 +563,10 @@ def filtered(batch: Batch, where: Callable[[ReceivedMessage[Any]], object]) -> t
 
 
 def _refuse_awaitable(wanted: object) -> None:
-    """It would be a yes to every message. Raises BadRequest."""
+    """Raise BadRequest for an awaitable, which would be true for every message."""
     if isinstance(wanted, Awaitable):
         if isinstance(wanted, Coroutine):
-            wanted.close()  # else Python warns of it, somewhere else
-        raise BadRequest(f"where= said neither yes nor no, but gave a {type(wanted).__name__} to be awaited.")
+            wanted.close()  # else Python logs a "never awaited" warning elsewhere
+        raise BadRequest(
+            f"where= returned neither True nor False, but a {type(wanted).__name__} to be awaited."
+        )

@@ -1,9 +1,12 @@
-"""A consumer's place in its group: what is its, by grants that the broker gives and takes back.
+"""Group membership of a consumer: joining, heartbeats, assigned partitions.
 
-The broker gives each partition of a group to one member at a time. A heartbeat that waits at the broker is how both
-agree: it says what this member still holds, and is answered at once when that is to change. What is to go to another
-one is not in the `share` any more, and stays `held` until it is released. A member that was silent for too long has
-lost everything; it joins again by itself. A broken connection, or a restart of the broker, ends no membership.
+The broker assigns each partition of a group to one member at a time. A heartbeat is a long poll: it contains
+what this member still owns, and is answered at once when the assignment is to change. A revoked partition is
+removed from `assigned` and remains in `owned` until it is released. A member that was silent for a session
+timeout has lost everything and joins again by itself. A broken connection or a restart of the broker does not
+end the membership.
+
+`ZooKeeperMembership` is the same for a group that ZooKeeper coordinates.
 """
 
 from __future__ import annotations
@@ -22,27 +25,30 @@ from tfmq.errors import BadRequest, Fenced, TfmqError
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol.commands import GrantedPartition, Heartbeat, HeldPartition, JoinGroup, LeaveGroup
 from tfmq.protocol.commands import PartitionName as PartitionRow
-from tfmq.protocol.commands import Subscription as Wishes
+from tfmq.protocol.commands import Subscription as SubscriptionRow
 from tfmq.protocol.messages import STICKY
 
 log = logging.getLogger("tfmq.consumer")
 
 BEATS_A_SESSION: Final = 3
-"""Heartbeats in one session time: two may be lost before the broker takes the member for dead."""
+"""Heartbeats in one session timeout: two may be lost before the broker expires the member."""
 RETRY_SECONDS: Final = 0.25
-"""Between a heartbeat that failed and the next; where there is no connection the link's own back-off comes before."""
+"""Pause after a failed heartbeat; without a connection its own back-off comes first."""
 VARIABLE: Final = re.compile(r"[0-9a-f]{16}|\d+")
-"""In a note: names of members, and numbers of seconds and partitions, which differ from one heartbeat to the next."""
+"""The parts of a note that differ between heartbeats: member ids, seconds, partitions."""
 GONE_A_SESSION: Final = 10
-"""Who has no connection for that part of a session is taken for dead, too."""
+"""A member without a connection expires after this fraction of the session timeout."""
 
 
 def nothing() -> None:
-    """For who is told of nothing."""
+    """Default callback that does nothing."""
 
 
 class Membership:
-    """One member of one group. `changed` is called, under the driver's lock, when `share` has."""
+    """Membership of one consumer in a group that the broker coordinates.
+
+    `changed` is called under the driver's lock when `assigned` changed.
+    """
 
     def __init__(
         self,
@@ -58,18 +64,18 @@ class Membership:
         self.generation = 0
         self.joined = False
         self.failure: TfmqError | None = None
-        """Why it will never have anything."""
+        """A permanent failure, after which nothing can be assigned."""
         self.note = ""
-        """Why it has less than it asked for."""
+        """Why less is assigned than was requested, as the broker reported; "" if nothing is missing."""
         self.share: dict[PartitionName, GrantedPartition] = {}
-        """What this member has and keeps."""
+        """Assigned partitions, without revoked ones."""
         self.held: dict[PartitionName, GrantedPartition] = {}
-        """The share, and what is to go and was not released."""
+        """Assigned partitions and revoked ones that are not released yet."""
         self._link = link
         self._session_ms = session_ms
         self._strategy = strategy
         self._changed = changed
-        self._wishes: Wishes | None = None
+        self._wishes: SubscriptionRow | None = None
         self._news = Flag()
         self._to_tell = True
         self._heard_at = 0.0
@@ -81,7 +87,7 @@ class Membership:
         self._left = False
         link.on_ready.append(self._connected)
 
-    # What is asked for
+    # Subscription
 
     def want(
         self,
@@ -89,35 +95,41 @@ class Membership:
         only: Iterable[PartitionName] | None = None,
         wanted: Mapping[PartitionName, int] | None = None,
     ) -> None:
-        """What this member asks for from now on; `only`: no other partitions than these. `wanted`: what that means now,
-        with the incarnations. The first time it joins."""
+        """Set the topics and partitions to request; the first call makes the member join.
+
+        `only`: no other partitions than these. `wanted`: the existing partitions of the subscription, with
+        incarnations.
+        """
         rows = None if only is None else [PartitionRow(*name) for name in only]
-        wishes = Wishes(list(topics), self._session_ms, self._strategy, rows)
-        if wishes != self._wishes:
-            self._wishes, self._to_tell = wishes, True
+        subscription = SubscriptionRow(list(topics), self._session_ms, self._strategy, rows)
+        if subscription != self._wishes:
+            self._wishes, self._to_tell = subscription, True
             self._news.settle()
 
     def release(self, names: Iterable[PartitionName]) -> None:
-        """Nothing of these is in work, and all is saved: another member may have them."""
+        """Release partitions so that other members may get them.
+
+        No message of them may be in progress, and acked offsets must be committed.
+        """
         for name in names:
             self.share.pop(name, None)
             if self.held.pop(name, None) is not None:
                 self._news.settle()
 
     def refused(self, names: Iterable[PartitionName]) -> None:
-        """A save of these was fenced: they are another's. The broker is asked at once what there is."""
+        """Release partitions whose commit was fenced, and ask the broker for the assignment at once."""
         self.release(names)
         self._news.settle()
 
-    # What there is
+    # State
 
     def generation_of(self, name: PartitionName) -> int:
-        """The number under which the partition was granted, which storages of offsets fence with."""
+        """Return the generation that fences commits of the partition in offset storages."""
         held = self.held.get(name)
         return self.generation if held is None else held.grant
 
     def may_hand_out(self) -> bool:
-        """Whether the broker was heard of so lately that nobody else can have what is held here."""
+        """Return whether the last heartbeat is recent enough to exclude other owners."""
         seconds = self._session_ms / 1000
         if self._link.state != "ready" or self._link.connections != self._heard_on:
             seconds /= GONE_A_SESSION
@@ -125,12 +137,16 @@ class Membership:
 
     @property
     def beat_seconds(self) -> float:
+        """Interval of heartbeats in seconds."""
         return self._session_ms / 1000 / BEATS_A_SESSION
 
-    # The conversation
+    # Protocol
 
     def live(self) -> Operation[None]:
-        """Until it leaves: joins, beats, joins again. Raises what is neither a passing failure nor a lost place."""
+        """Join, send heartbeats, and join again when expired, until `leave`.
+
+        Raises errors that are neither retriable nor Fenced.
+        """
         while not self._left:
             if self._wishes is None:
                 yield Wait((self._fresh_news(),))
@@ -139,12 +155,12 @@ class Membership:
             else:
                 yield from self._beat()
 
-    def _join(self, wishes: Wishes) -> Operation[None]:
-        """Begins anew, with nothing but what the answer gives."""
+    def _join(self, subscription: SubscriptionRow) -> Operation[None]:
+        """Join with nothing owned, and take the assignment in the response."""
         began = self._link.now()
         self._to_tell = False
         reply = yield from ask(
-            self._link, JoinGroup(self.group, self.member, *wishes), NEVER, unattended=True
+            self._link, JoinGroup(self.group, self.member, *subscription), NEVER, unattended=True
         )
         self.generation, self.joined = reply.generation, True
         self._heard_at, self._heard_on = began, self._link.connections
@@ -152,7 +168,7 @@ class Membership:
         self._take(reply.partitions)
 
     def _beat(self) -> Operation[None]:
-        """One heartbeat: until its answer came, or there is something to say."""
+        """Send one heartbeat, and wait for the response or for changes to report."""
         news, began = self._fresh_news(), self._link.now()
         telling, self._to_tell = self._to_tell, False
         call = self._link.call(self._heartbeat(telling), seconds=self._session_ms / 1000, unattended=True)
@@ -160,7 +176,7 @@ class Membership:
             while not call.done and not news.done:
                 yield Wait((call, news))
         finally:
-            self._link.abandon(call)  # a newer one ends it at the broker, too
+            self._link.abandon(call)  # the broker ends it, too, when a newer one is received
             self._to_tell = self._to_tell or (telling and call.error is not None)
         if self._left:
             return
@@ -174,6 +190,7 @@ class Membership:
             yield Wait((self._fresh_news(),), RETRY_SECONDS)
 
     def _heartbeat(self, telling: bool) -> Heartbeat:
+        """Return the next heartbeat request; `with_subscription`: with the subscription."""
         held = [
             HeldPartition(each.topic, each.incarnation, each.partition, name not in self.share)
             for name, each in self.held.items()
@@ -185,6 +202,7 @@ class Membership:
         )
 
     def _answered(self, call: Call, began: float) -> Operation[None]:
+        """Process the response to a heartbeat that was sent at `began`."""
         reply = call.reply
         waits, lapsed = self._link.now() - began, not self.may_hand_out()
         self._heard_at, self._heard_on = began, self._link.connections
@@ -195,11 +213,12 @@ class Membership:
         if lapsed and not fresh:
             self._changed()
         early = call.request.wait_ms and waits < self.beat_seconds / 2
-        if early and not fresh and not self._to_tell:  # whatever makes it answer so early: not in a circle
+        # An early response without a change: pause, so that no cause makes this a busy loop.
+        if early and not fresh and not self._to_tell:
             yield Wait((self._fresh_news(),), PAUSE_SECONDS)
 
     def _take(self, rows: Iterable[GrantedPartition]) -> bool:
-        """The share is this; whether that is new."""
+        """Replace the assignment. Return whether it changed."""
         share = {PartitionName(each.topic, each.partition): each for each in rows}
         fresh = share != self.share
         self.held = {**self.held, **share}
@@ -208,18 +227,19 @@ class Membership:
         return fresh
 
     def _lost(self, fenced: Fenced) -> None:
-        """It is no member any more: everything is another's, or may be. It joins under a new name: another process may
-        have the old one, where a machine was copied, and the two would drive each other out for ever."""
-        log.warning(
-            "This member of group %s was taken for dead, and joins again. %s", self.group, fenced.sentence
-        )
+        """Drop everything after the broker expired this member, and join under a new member id."""
+        log.warning("This member of group %s expired, and joins again. %s", self.group, fenced.sentence)
+        # A new id, because another process may have the old one, where a machine was copied; the two would
+        # expire each other for ever.
         self._forget()
         self.member = token_hex(8)
         self._changed()
 
     def _note(self, note: str) -> None:
-        """Log why this member has less than it asked for: once for each reason, and only when that has lasted for half
-        the time of a heartbeat. Until then partitions change owners, as at each start of a member."""
+        """Log why less is assigned than was requested, if it lasts half a heartbeat interval.
+
+        Each reason is logged once. Shorter ones are normal: partitions change owners whenever a member starts.
+        """
         self.note = note
         reason, now = VARIABLE.sub("", note), self._link.now()
         if reason != self._reason:
@@ -232,19 +252,20 @@ class Membership:
                 log.warning("This member of group %s reads nothing: %s", self.group, note)
 
     def _connected(self, _: object) -> None:
-        """Another connection: the broker is to hear, and say, at once how things are."""
+        """Exchange the state with the broker at once, because the connection is new."""
         self._at_once = True
         self._news.settle()
 
     def _fresh_news(self) -> Flag:
+        """Return an event that is not set yet and wakes the heartbeat."""
         if self._news.done:
             self._news = Flag()
         return self._news
 
-    # The end
+    # Shutdown
 
     def leave(self, until: float) -> Operation[None]:
-        """Gives the place up, so that another member need not wait; best effort."""
+        """Leave the group, so that other members get the partitions without delay; best effort."""
         self._left = True
         self._news.settle()
         if not self.joined:
@@ -253,17 +274,18 @@ class Membership:
         yield from ask(self._link, LeaveGroup(self.group, self.member, self.generation), until)
 
     def renew(self) -> None:
-        """In a forked child: the parent is the member, this one joins by itself under a name of its own."""
+        """Reset the state in a forked child, which joins under a new id; the parent stays a member."""
         self._forget()
         self.member, self.generation, self.note = token_hex(8), 0, ""
         self._news, self._reason = Flag(), ""
 
     def _forget(self) -> None:
+        """Drop the membership and everything owned."""
         self.joined, self._to_tell = False, True
         self.share, self.held = {}, {}
 
     def stats(self) -> Mapping[str, Any]:
-        """Where this member stands."""
+        """Return the membership part of `stats()`."""
         return {
             "member": self.member,
             "generation": self.generation,
@@ -273,10 +295,8 @@ class Membership:
         }
 
 
-# A place in a group that ZooKeeper coordinates, for a consumer: as `Membership`, where the broker is not asked.
-
 LOOK_SECONDS: Final = 0.5
-"""A change is told at once, but where the client is busy at that moment: then it is seen so much later."""
+"""Polling interval for changes whose notification came while the client was busy."""
 CLOSE_SECONDS: Final = 10.0
 
 
@@ -286,9 +306,12 @@ def membership_of(
     changed: Callable[[], None],
     raise_flag: Callable[[Flag], None],
 ) -> Membership:
-    """The place of a consumer with these options, wherever its group is coordinated. Raises NotSupported."""
+    """Create the membership for `options`, at the broker or in ZooKeeper.
+
+    Raises BadRequest without a group, NotSupported where a library is missing.
+    """
     if options.group is None:
-        raise BadRequest("Without a group there is no place in one.")
+        raise BadRequest("Without a group there is no membership.")
     session_ms = int(options.session * 1000)
     if options.coordinator is None:
         return Membership(
@@ -305,7 +328,10 @@ def membership_of(
 
 
 class ZooKeeperMembership(Membership):
-    """One member. Its shares are ranges, whatever strategy was asked for."""
+    """Membership in a group that ZooKeeper coordinates.
+
+    The assignment strategy is always "range".
+    """
 
     def __init__(
         self,
@@ -317,7 +343,7 @@ class ZooKeeperMembership(Membership):
         address: str,
         raise_flag: Callable[[Flag], None],
     ) -> None:
-        from tfmq.zookeeper.group_coordinator import Coordination  # kazoo is for who uses it
+        from tfmq.zookeeper.group_coordinator import Coordination  # kazoo is an optional dependency
 
         super().__init__(link, group, session_ms=session_ms, changed=changed)
         self._poke = Flag()
@@ -337,7 +363,7 @@ class ZooKeeperMembership(Membership):
         only: Iterable[PartitionName] | None = None,
         wanted: Mapping[PartitionName, int] | None = None,
     ) -> None:
-        """As its base; the partitions are those of `wanted`."""
+        """Set the topics and partitions to request; the partitions are those of `wanted`."""
         self._incarnations = dict(wanted or {})
         numbers: dict[str, list[int]] = {topic: [] for topic in topics}
         for name in sorted(self._incarnations):
@@ -347,20 +373,23 @@ class ZooKeeperMembership(Membership):
         self._poke.settle()
 
     def release(self, names: Iterable[PartitionName]) -> None:
-        """As its base."""
+        """Release partitions so that other members may get them."""
         gone = [name for name in names if name in self.held]
         super().release(gone)
         self._coordination.release(gone)
 
     def may_hand_out(self) -> bool:
-        """As its base: a session that may be over, and a partition that is taken back, hold everything up."""
+        """Return False if the session may be over, or while a revocation is not processed yet."""
         share = self._coordination.share()
         if self._differs(share.granted, share.revoked):
             self._poke.settle()
         return self._coordination.is_sure()
 
     def live(self) -> Operation[None]:
-        """Never ends: takes note of what ZooKeeper says. Raises what makes it hopeless."""
+        """Apply the assignments of ZooKeeper, for ever.
+
+        Raises a permanent failure of the coordination.
+        """
         while True:
             self._poke = Flag()
             self.failure = self._coordination.failure
@@ -374,10 +403,12 @@ class ZooKeeperMembership(Membership):
             yield Wait((self._poke,), LOOK_SECONDS)
 
     def _differs(self, granted: Mapping[PartitionName, int], revoked: Iterable[PartitionName]) -> bool:
+        """Return whether ZooKeeper's assignment differs from the current one."""
         held = {name: each.grant for name, each in self.held.items()}
         return held != dict(granted) or self.held.keys() - self.share.keys() != set(revoked)
 
     def _see(self, granted: Mapping[PartitionName, int], revoked: Iterable[PartitionName]) -> None:
+        """Replace the assignment."""
         self.held = {
             name: GrantedPartition(name.topic, self._incarnations.get(name, 0), name.partition, grant)
             for name, grant in granted.items()
@@ -386,12 +417,12 @@ class ZooKeeperMembership(Membership):
         self._changed()
 
     def leave(self, until: float) -> Operation[None]:
-        """As its base; waits a moment for ZooKeeper."""
+        """Leave the group; waits up to `CLOSE_SECONDS` for ZooKeeper."""
         self._forget()
         self._coordination.close(max(0.0, min(CLOSE_SECONDS, until - self._link.now())))
         yield from ()
 
     def renew(self) -> None:
-        """As its base."""
+        """Reset the state in a forked child."""
         super().renew()
         self._coordination.renew(self.member)

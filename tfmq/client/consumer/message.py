@@ -1,7 +1,7 @@
-"""A message as a consumer gets it: made in one step from the columns of a block, its attribute read when asked for.
+"""A message as a consumer receives it; the attribute is decoded on first access.
 
-It is a tuple underneath, because nothing else is made as cheaply a million times a second; use its names, not its
-places. What all messages of one control block share stands in their `Origin`, and an attribute that all of them
+A message is a tuple, because no other object is created as cheaply a million times a second; use the names,
+not the indexes. What all messages of one block share is in their `Origin`, and an attribute that all of them
 share is decoded once.
 """
 
@@ -16,13 +16,13 @@ from tfmq.errors import DecodeFailed, NotAllowed
 from tfmq.message import Attribute, decode_attribute
 
 DECODED_KEPT: Final = 64
-"""Decoded attributes that are remembered: several fields of one message are read one after the other."""
+"""Decoded attributes in the cache: several fields of one message are usually read in a row."""
 NO_ATTRIBUTE: Final = Attribute()
 SHOWN_CHARACTERS: Final = 40
-"""Of a key or a tag, in a `repr`."""
+"""Maximum length of a key or a tag in a `repr`."""
 
 
-if TYPE_CHECKING:  # typing has the default only from Python 3.13 on
+if TYPE_CHECKING:  # typing.TypeVar has `default` only from Python 3.13 on
     from typing_extensions import TypeVar
 
     Value = TypeVar("Value", default=Any)
@@ -35,13 +35,13 @@ else:
 
 
 class Codec(Protocol[Made]):
-    """Turns payloads into values; `tfmq.codecs` has some."""
+    """Converts payloads into values; `tfmq.codecs` has implementations."""
 
     def decode(self, data: bytes, /) -> Made: ...
 
 
 class MessageContext(Protocol):
-    """What `message.handling()` returns: `with` it, and `async with` it when the consumer is an asyncio one."""
+    """Result of `message.handling()`, for `with`, or `async with` in an asyncio consumer."""
 
     def __enter__(self) -> "MessageContext": ...
 
@@ -57,7 +57,7 @@ class MessageContext(Protocol):
 
 
 class FailureHandler(Protocol):
-    """What a consumer does about messages whose handling fails."""
+    """Creates the contexts that handle the failures of a consumer's messages."""
 
     def context(self, message: "ReceivedMessage[Any]", tracebacks: bool) -> MessageContext:
         """Return the context in which one message is handled."""
@@ -65,8 +65,11 @@ class FailureHandler(Protocol):
 
 
 class Origin:
-    """What the messages of one control block share: `incarnation` of the topic, `append_ms` (ms since 1970) when
-    the broker wrote it, `epoch` of the log then, the consumer's `codec`, and what handles its messages' failures."""
+    """What the messages of one block share.
+
+    `incarnation` is that of the topic, `append_ms` when the broker appended the block (ms since 1970),
+    `epoch` that of the log then, `codec` the consumer's, and `handler` creates the contexts of `handling()`.
+    """
 
     __slots__ = ("_appended_at", "append_ms", "codec", "epoch", "handler", "incarnation")
 
@@ -87,6 +90,7 @@ class Origin:
 
     @property
     def appended_at(self) -> datetime:
+        """When the broker appended the block (aware, UTC)."""
         found = self._appended_at
         if found is None:
             found = self._appended_at = moment(self.append_ms)
@@ -94,10 +98,9 @@ class Origin:
 
 
 class LazyAttribute:
-    """A record's attribute, decoded when the first field is asked for, and once.
+    """Attribute of a record, decoded once, when the first field is accessed.
 
-    Fields: `key`, `tag`, `properties`, `attempts`, `redrives`, `born_at` (aware, UTC; None where the sender did not
-    say). `data`: its bytes.
+    `data` is the encoded form; `born_at` is aware, in UTC, and None if the sender did not set it.
     """
 
     __slots__ = ("attempts", "born_at", "data", "key", "properties", "redrives", "tag")
@@ -113,7 +116,7 @@ class LazyAttribute:
         self.data = data
 
     def __getattr__(self, name: str) -> Any:
-        """A slot is empty: fill all of them. Raises DecodeFailed."""
+        """Decode the attribute and fill all slots. Raises DecodeFailed."""
         if name not in self.__slots__:
             raise AttributeError(name)
         attribute = decode_attribute(self.data) if self.data else NO_ATTRIBUTE
@@ -127,12 +130,12 @@ _opened = lru_cache(DECODED_KEPT)(LazyAttribute)
 
 
 def shortened(text: str) -> str:
-    """At most `SHOWN_CHARACTERS` of it."""
+    """Shorten `text` to at most `REPR_CHARACTERS`."""
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
 
 
 def moment(time_ms: int) -> datetime:
-    """A time in ms since 1970 as an aware datetime. Raises DecodeFailed for one that no calendar has."""
+    """Convert ms since 1970 to an aware datetime. Raises DecodeFailed for a time out of range."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -140,6 +143,8 @@ def moment(time_ms: int) -> datetime:
 
 
 class _Fields(NamedTuple):
+    """Fields of `ReceivedMessage`, which adds the properties and the type parameter."""
+
     payload: bytes | None
     topic: str
     partition: int
@@ -152,61 +157,61 @@ class _Fields(NamedTuple):
 
 
 class ReceivedMessage(_Fields, Generic[Value]):
-    """One message that was read.
+    """One received message.
 
-    `payload`: bytes, None for a tombstone · `topic`, `partition` · `offset`: its place in the partition, in bytes ·
-    `next_offset`: where reading goes on behind it · `ordinal`: how many messages came before it in the partition ·
-    `id`: unique in the broker for ever. The rest is worked out when asked for; what cannot be decoded raises
-    DecodeFailed.
+    `payload`: bytes, None for a tombstone · `topic`, `partition` · `offset`: byte position in the partition ·
+    `next_offset`: offset at which reading continues after it · `ordinal`: number of messages before it in the
+    partition · `id`: unique in the broker for ever. Other properties are decoded on access; what cannot be
+    decoded raises DecodeFailed.
     """
 
     __slots__ = ()
 
     @property
     def key(self) -> bytes | str | None:
-        """What keeps messages in order, as it was sent."""
+        """The ordering key, as it was sent."""
         attribute = self.attribute
         return attribute.key if attribute.__class__ is LazyAttribute else _opened(attribute).key
 
     @property
     def tag(self) -> str | None:
-        """The word to filter by."""
+        """The tag, for filters."""
         attribute = self.attribute
         return attribute.tag if attribute.__class__ is LazyAttribute else _opened(attribute).tag
 
     @property
     def properties(self) -> dict[str, str]:
-        """Text by name; the caller's own copy."""
+        """The text properties, as a new dict."""
         attribute = self.attribute
         found = attribute if attribute.__class__ is LazyAttribute else _opened(attribute)
         return dict(found.properties)
 
     @property
     def born_at(self) -> datetime | None:
-        """When the sender made it (aware, UTC), by the sender's clock; None if it did not say."""
+        """When the sender created the message (aware, UTC, sender's clock); None if not set."""
         attribute = self.attribute
         return attribute.born_at if attribute.__class__ is LazyAttribute else _opened(attribute).born_at
 
     @property
     def appended_at(self) -> datetime:
-        """When the broker wrote it (aware, UTC)."""
+        """When the broker appended the message (aware, UTC)."""
         return self.origin.appended_at
 
     @property
     def attempts(self) -> int:
-        """How often its handling failed before, as far as it travels with the message."""
+        """How often its handling failed before, as far as the count is stored in the message."""
         attribute = self.attribute
         return attribute.attempts if attribute.__class__ is LazyAttribute else _opened(attribute).attempts
 
     @property
     def redrives(self) -> int:
-        """How often it had been a dead letter, and was sent again by `tfmq dlq redrive`."""
+        """How often the message was a dead letter that `tfmq dlq redrive` sent again."""
         attribute = self.attribute
         return attribute.redrives if attribute.__class__ is LazyAttribute else _opened(attribute).redrives
 
     @property
     def attribute_bytes(self) -> bytes | None:
-        """The attribute as it stands in the record, whether it can be decoded or not; None without one."""
+        """The encoded attribute, decodable or not; None without one."""
         attribute = self.attribute
         return attribute.data if isinstance(attribute, LazyAttribute) else attribute
 
@@ -219,7 +224,7 @@ class ReceivedMessage(_Fields, Generic[Value]):
             raise self._unreadable(f"the payload is not UTF-8 text ({error})") from None
 
     def json(self) -> Any:
-        """The payload parsed as JSON; None for a tombstone. Raises DecodeFailed."""
+        """Parse the payload as JSON; None for a tombstone. Raises DecodeFailed."""
         if self.payload is None:
             return None
         try:
@@ -228,16 +233,22 @@ class ReceivedMessage(_Fields, Generic[Value]):
             raise self._unreadable(f"the payload is not JSON ({error})") from None
 
     def handling(self, *, tracebacks: bool = True) -> "MessageContext":
-        """Around the body of a loop: `with message.handling():` hands the message out again when the body raises, and
-        makes it a dead letter in the end, as `run` does. With asyncio it is `async with`. `tracebacks`: False: what the
-        body raises is logged with its class only. Raises NotAllowed for a message that no consumer gave."""
+        """Return a context for a loop's body: `with message.handling():` (asyncio: `async with`).
+
+        If the body raises, the message is delivered again, and finally becomes a dead letter, as in `run`.
+        `tracebacks` False logs only the class of the exception. Raises NotAllowed for a message that no
+        consumer delivered.
+        """
         if self.origin.handler is None:
             raise NotAllowed("handling() is for a message that a consumer gave to a loop.")
         return self.origin.handler.context(self, tracebacks)
 
     @property
     def value(self) -> Value:
-        """The payload as the consumer's codec reads it, the bytes without one; None for a tombstone."""
+        """The payload decoded by the consumer's codec, or the bytes without one.
+
+        None for a tombstone. Raises DecodeFailed.
+        """
         codec = self.origin.codec
         if codec is None or self.payload is None:
             return cast(Value, self.payload)
@@ -249,7 +260,7 @@ class ReceivedMessage(_Fields, Generic[Value]):
             raise self._unreadable(f"the codec cannot decode the payload ({error})") from error
 
     def __repr__(self) -> str:
-        """Where it stands, its key and tag, and the size of its payload; never the payload."""
+        """Return position, key, tag and payload size; never the payload."""
         size = "tombstone" if self.payload is None else f"{len(self.payload)} bytes"
         words = [f"<message {self.topic}-{self.partition} offset {self.offset} ordinal {self.ordinal}"]
         try:
@@ -261,4 +272,5 @@ class ReceivedMessage(_Fields, Generic[Value]):
         return f"{' '.join(words)}: {size}>"
 
     def _unreadable(self, reason: str) -> DecodeFailed:
+        """Return the error for a message that cannot be decoded."""
         return DecodeFailed(f"{self.topic}-{self.partition} at offset {self.offset}: {reason}.")

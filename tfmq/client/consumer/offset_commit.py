@@ -1,6 +1,10 @@
-"""The offsets of one group: at the broker, or in a storage of the user's choice. Every save carries a generation.
+"""Offset commits of a consumer group: in the broker, or in a storage of the user's choice.
 
-Each partition is for itself: one that went to another member is refused, and named, while all others are saved.
+Every commit has a generation. Partitions that belong to another member by now are fenced one by one and
+returned; all others are committed.
+
+Commits of one consumer never overlap, and each takes the positions at its start. So an older commit cannot
+overtake a newer one, also where requests are repeated over a broken connection.
 """
 
 from __future__ import annotations
@@ -23,11 +27,11 @@ from tfmq.protocol.commands import CommitOffsets, GroupOffset, ReadOffsets
 from tfmq.protocol.commands import PartitionName as PartitionRow
 
 READ_SECONDS = 30.0
-"""How long a read waits for the end of a transaction that has the offsets, where it is to wait."""
+"""How long a read waits for the end of a transaction that contains the offsets, if it waits."""
 
 
 class Holder(Protocol):
-    """The member whose offsets these are."""
+    """The group member on whose behalf offsets are committed."""
 
     group: str
     member: str
@@ -39,7 +43,7 @@ class Holder(Protocol):
 
 
 class GroupOffsets:
-    """The offsets of the group of `holder`; `storage` None: the broker keeps them."""
+    """Reads and commits the offsets of one group; without `storage` in the broker."""
 
     def __init__(self, link: Link, holder: Holder, run: Run, storage: OffsetStorage | None = None) -> None:
         self.commits = 0
@@ -48,13 +52,15 @@ class GroupOffsets:
         self._run = run
         self._storage = storage
         self._ended: Flag | None = None
-        """Of the last save in the storage, which goes on when nobody waits for it any more."""
+        """Set at the end of the last storage commit, which continues when its caller is cancelled."""
 
     def read(
         self, names: Iterable[PartitionName], while_busy: bool = True, *, others: bool = False
     ) -> Operation[dict[PartitionName, StoredOffset]]:
-        """The offsets that the group has of these partitions (`others`: perhaps of more). Raises `Busy` while a
-        transaction in doubt has some of them: at once, or with `while_busy` in the end.
+        """Return the stored offsets of these partitions; with `others` perhaps of more.
+
+        Raises Busy while a transaction in doubt contains some of them: immediately, or with `while_busy`
+        after `READ_SECONDS`. Raises what a storage raises.
         """
         wanted, group = list(names), self._holder.group
         if self._storage is not None:
@@ -73,8 +79,10 @@ class GroupOffsets:
     def claim(
         self, names: Iterable[PartitionName]
     ) -> Operation[tuple[dict[PartitionName, StoredOffset], set[PartitionName]]]:
-        """As `read`, of partitions that were granted: a storage takes nothing of their former owners from now on. With
-        those that it refuses, because it knows a later owner.
+        """Fence former owners of newly assigned partitions in the storage.
+
+        Return their stored offsets, and the partitions that the storage refused because it has a later
+        generation. In the broker nothing needs to be claimed, so both are empty.
         """
         storage, group = self._storage, self._holder.group
         found: dict[PartitionName, StoredOffset] = {}
@@ -89,9 +97,8 @@ class GroupOffsets:
                 try:
                     found |= yield from work(self._run, partial(claim, storage, group, generation, granted))
                     break
-                except (
-                    Fenced
-                ) as fenced:  # the rest is claimed; where it stands was not said, and may have changed
+                except Fenced as fenced:
+                    # Claim the others again: the error has no offsets of them, and these may have changed.
                     late = fenced_partitions(fenced, granted)
                     refused.update(late)
                     granted = [name for name in granted if name not in late]
@@ -100,9 +107,7 @@ class GroupOffsets:
     def save(
         self, offsets: Mapping[PartitionName, StoredOffset], until: float
     ) -> Operation[Collection[PartitionName]]:
-        """Keeps `offsets`, which are on the disk when this ends, but for those of partitions that are another's by now:
-        which these are.
-        """
+        """Commit `offsets`, durably when this returns. Return the partitions that were fenced."""
         refused: Collection[PartitionName] = ()
         try:
             if self._storage is not None:
@@ -118,8 +123,8 @@ class GroupOffsets:
         return refused
 
     def _in_turn(self, save: Callable[[], None], until: float) -> Operation[None]:
-        """`save`, behind the end of the one before: who waited for that may be gone, but its thread is not. Raises
-        TimedOut."""
+        """Run `save` after the end of the former one. Raises TimedOut."""
+        # The caller of the former save may be cancelled; its thread still runs.
         while self._ended is not None and not self._ended.done:
             if self._link.now() >= until:
                 raise TimedOut("An earlier save of offsets has not ended yet.")
@@ -136,10 +141,11 @@ class GroupOffsets:
         yield from work(run, save)
 
     def renew(self) -> None:
-        """In a forked child: its parent's saves are its parent's."""
+        """Reset the state in a forked child: commits in progress belong to the parent."""
         self._ended = None
 
     def _commit(self, offsets: Mapping[PartitionName, StoredOffset]) -> CommitOffsets:
+        """Return the commit request."""
         rows = [
             GroupOffset(name.topic, each.incarnation, name.partition, each.offset, each.index, each.epoch)
             for name, each in offsets.items()
@@ -147,18 +153,13 @@ class GroupOffsets:
         return CommitOffsets(self._holder.group, self._holder.member, self._holder.generation, rows)
 
 
-# When and what a consumer saves: on demand, every few seconds, and never two saves at the same time.
-#
-# One save at a time, each of the places that hold when its turn has come: so an older one cannot overtake a newer one,
-# also where requests are repeated over a broken connection.
-
 log = logging.getLogger("tfmq.consumer")
 
 NEVER: Final = float("inf")
 
 
 class Saving:
-    """The saves of one member."""
+    """Commits the positions of one group member, one commit at a time."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class Saving:
         offsets: GroupOffsets,
     ) -> None:
         self.refused: Callable[[Collection[PartitionName]], None] = lambda names: None
-        """Called with partitions that were another's when they were to be saved."""
+        """Called with partitions that were fenced in a commit."""
         self._options = options
         self._link = link
         self._positions = positions
@@ -178,8 +179,11 @@ class Saving:
         self._under_way: Flag | None = None
 
     def commit(self, message: ReceivedMessage | None, until: float) -> Operation[None]:
-        """Saves all that was handed out, or one partition up to `message` and including it. Raises Fenced where some of
-        that is another's by now; all else is saved."""
+        """Commit all delivered messages, or one partition up to and including `message`.
+
+        Raises Fenced if one of these partitions belongs to another member by now; the others are committed.
+        Also raises TimedOut at `until`, and what the store raises.
+        """
         positions = self._positions
         if message is None:
             positions.settle_all_out()
@@ -192,8 +196,10 @@ class Saving:
     def save(
         self, choose: Callable[[], Mapping[PartitionName, Place]], until: float
     ) -> Operation[Collection[PartitionName]]:
-        """Saves what `choose` gives when its turn has come; which of it is another's by now. Raises TimedOut at
-        `until`, and what the store does."""
+        """Commit what `choose` returns once former commits ended. Return the fenced partitions.
+
+        Raises TimedOut at `until`, and what the store raises.
+        """
         while self._under_way is not None:
             if self._link.now() >= until:
                 raise TimedOut("An earlier save of offsets has not ended yet.")
@@ -215,7 +221,7 @@ class Saving:
         return refused
 
     def keep(self) -> Operation[None]:
-        """Never ends: saves in time. Raises what the store does and does not pass."""
+        """Commit acked positions periodically, for ever. Raises errors that are not retriable."""
         while True:
             yield Wait((), self._options.save)
             until = self._link.now() + self._options.timeout
@@ -229,17 +235,20 @@ class Saving:
                 )
 
     def renew(self) -> None:
-        """In a forked child: no save is under way."""
+        """Reset the state in a forked child: no commit is in progress."""
         self._under_way = None
         self._offsets.renew()
 
     def _unsaved(self, names: Iterable[PartitionName]) -> dict[PartitionName, Place]:
+        """Return the uncommitted positions of these partitions."""
         unsaved = self._positions.unsaved()
         return {name: unsaved[name] for name in names if name in unsaved}
 
     def _generation(self, name: PartitionName) -> int:
+        """Return the generation under which the partition is owned."""
         return self._membership.generation_of(name)
 
     def _stored(self, name: PartitionName, place: Place) -> StoredOffset:
+        """Return the row to store for a position."""
         incarnation = self._positions.incarnation(name)
         return StoredOffset(place.offset, 0, incarnation, place.epoch, self._generation(name))

@@ -1,4 +1,8 @@
-"""What a consumer was told: every argument of its faces checked and put into one value."""
+"""Consumer configuration: arguments of all consumer APIs, validated into `ConsumerOptions`.
+
+Also the parsed forms of single arguments: offset storage (`offsets`), start position (`start` and seeks), and
+subscription (`topics` and `partitions`).
+"""
 
 from __future__ import annotations
 
@@ -30,37 +34,40 @@ from tfmq.protocol.messages import CONSISTENT_HASH, RANGE, STICKY
 Topics = str | Sequence[str] | re.Pattern[str] | None
 Partitions = Sequence[tuple[str, int]] | Sequence[int] | None
 Where = Callable[[ReceivedMessage[Any]], object] | None
-"""A filter: whether the message is wanted."""
+"""A filter: returns whether the message is wanted."""
 Told = Callable[[list[PartitionName]], Any] | None
-"""What is called with partitions that came, or are to go; with asyncio it may be a coroutine function."""
+"""Callback for assigned or revoked partitions; with asyncio it may be a coroutine function."""
 
 FETCH_BYTES: Final = 256 * KIB
-"""Measured: smaller ones cost round trips, larger ones leave the processor's caches."""
+"""Measured: smaller fetches cost round trips, larger ones exceed the processor's caches."""
 PREFETCH_BYTES: Final = 8 * MIB
-"""Enough to have the next fetch response at hand; more only makes a seek dearer."""
+"""Enough for the next fetch response to be buffered; more only makes a seek expensive."""
 SESSION_SECONDS: Final = 30.0
-"""How long a silent member keeps its share: longer than a pause of a busy process, shorter than a person's patience."""
+"""Session timeout: longer than pauses of a busy process, short enough for a person to wait."""
 SAVE_SECONDS: Final = 5.0
 REFRESH_SECONDS: Final = 5.0
-"""How often new partitions, and new topics of a pattern, are looked for."""
+"""Interval for detecting new partitions, and new topics of a pattern."""
 TIMEOUT_SECONDS: Final = 30.0
-"""How long a commit, a seek or a close tries."""
+"""Time limit of a commit, a seek or a close."""
 RETRIES: Final = 5
-"""Calls of a handler after the first one."""
+"""Handler calls after the first failed one."""
 OWN_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
-"""Stands for the dead letters of whoever names no store."""
+"""Default for `dead_letters`: a database per data directory and group."""
 BROKER: Final = "broker"
 STRATEGIES: Final = (STICKY, RANGE, CONSISTENT_HASH)
 EVERY_TAG: Final = "*"
 OR: Final = "||"
 TOPIC_PREFIX: Final = "topic:"
-"""Before the topic that has the dead letters."""
+"""Prefix of the topic that stores the dead letters."""
 _ON_OUT_OF_RANGE: Final = ("stop", "earliest", "latest")
 
 
 class ConsumerOptions(NamedTuple):
-    """A consumer's arguments, checked. Times in seconds, sizes in bytes. `awaits`: the face is one that awaits what
-    `on_assigned` and `on_revoked` return."""
+    """Validated consumer configuration, shared by the blocking, asyncio and Twisted APIs.
+
+    Times in seconds, sizes in bytes. `awaits`: whether results of `on_assigned` and `on_revoked` can be
+    awaited.
+    """
 
     subscription: Subscription
     group: str | None
@@ -91,7 +98,7 @@ class ConsumerOptions(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """What a face was given, unchecked; the defaults are those of all faces."""
+    """Unvalidated constructor arguments; the defaults are those of all consumer APIs."""
 
     topics: Topics = None
     partitions: Partitions = None
@@ -122,18 +129,21 @@ class Arguments(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Arguments:
-        """Those among what a constructor was given."""
+        """Return the consumer arguments among the arguments of a constructor."""
         return cls(**{name: given[name] for name in cls._fields})
 
 
 def consumer_options(**arguments: Any) -> ConsumerOptions:
-    """The options for the `Arguments` of a consumer. Raises BadRequest for a wrong one, NotSupported for a storage or a
-    coordinator whose library is missing, TypeError for one that there is not."""
+    """Validate the arguments of a consumer.
+
+    Raises BadRequest for a wrong argument, NotSupported for a storage or a coordinator whose library is
+    missing, TypeError for an unknown argument.
+    """
     return checked(Arguments(**arguments))
 
 
 def checked(given: Arguments, *, awaits: bool = True) -> ConsumerOptions:
-    """As `consumer_options`. `awaits`: see there."""
+    """Validate `given`; for `awaits` see `ConsumerOptions`. Raises BadRequest, NotSupported."""
     subscription = Subscription.of(given.topics, given.partitions)
     by_broker = _by_broker(given.coordinator)
     _check(given, by_broker)
@@ -173,15 +183,18 @@ def checked(given: Arguments, *, awaits: bool = True) -> ConsumerOptions:
 
 
 def check_poll(timeout: Any, max_messages: Any) -> None:
-    """What `poll` was given. Raises BadRequest."""
+    """Validate the arguments of `poll`. Raises BadRequest."""
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (number and timeout >= 0):
-        raise BadRequest(f"timeout={timeout!r} is no number of seconds from 0 on; None is without end.")
+        raise BadRequest(
+            f"timeout={timeout!r} is no number of seconds from 0 on; None waits without a limit."
+        )
     if type(max_messages) is not int or max_messages < 1:
-        raise BadRequest(f"max_messages={max_messages!r} asks for nothing; it takes a number from 1 on.")
+        raise BadRequest(f"max_messages={max_messages!r} is not possible; it must be at least 1.")
 
 
 def _check(given: Arguments, by_broker: bool) -> None:
+    """Validate choices, numbers and combinations of arguments. Raises BadRequest."""
     _one_of("read", given.read, READ)
     _one_of("on_damage", given.on_damage, ("stop", "skip"))
     _one_of("on_out_of_range", given.on_out_of_range, _ON_OUT_OF_RANGE)
@@ -205,7 +218,10 @@ def _check(given: Arguments, by_broker: bool) -> None:
 
 
 def _check_functions(given: Arguments, awaits: bool) -> None:
-    """That calling them does what their bodies say: a generator's never runs, a coroutine's where it is awaited."""
+    """Validate the functions among the arguments. Raises BadRequest.
+
+    Calling a generator function would not run its body, nor would a coroutine function that is not awaited.
+    """
     for name in ("where", "on_assigned", "on_revoked"):
         value = getattr(given, name)
         if value is None:
@@ -214,13 +230,13 @@ def _check_functions(given: Arguments, awaits: bool) -> None:
             raise BadRequest(f"{name}={value!r} cannot be called.")
         if _is(value, inspect.isgeneratorfunction) or _is(value, inspect.isasyncgenfunction):
             raise BadRequest(
-                f"{name}= has a yield in it, so calling it would run nothing of it; take that out."
+                f"{name}= contains a yield, so calling it would not run its body; use a plain function."
             )
         if not _is(value, inspect.iscoroutinefunction):
             continue
         if name == "where":
             raise BadRequest(
-                "where= is asked message by message and takes a plain function, not a coroutine function."
+                "where= is called for each message and must be a plain function, not a coroutine function."
             )
         if not awaits:
             raise BadRequest(
@@ -230,12 +246,16 @@ def _check_functions(given: Arguments, awaits: bool) -> None:
 
 
 def _is(function: Any, kind: Callable[[Any], bool]) -> bool:
-    """Also of an object that is called like a function."""
+    """Apply an `inspect` predicate to a function, or to the `__call__` of a callable object."""
     return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _check_letters(where: Any, subscription: Subscription) -> None:
-    """What is noted of a letter must not be read as a message, of which a letter is made again."""
+    """Validate `dead_letters`. Raises BadRequest.
+
+    The consumer must not read the dead-letter topic itself, because letters would be delivered as messages
+    and fail again.
+    """
     if not isinstance(where, str | os.PathLike | None):
         raise BadRequest(
             f"dead_letters={where!r} names no store: it takes a path, a SQLAlchemy URL or topic:NAME."
@@ -245,13 +265,16 @@ def _check_letters(where: Any, subscription: Subscription) -> None:
     topic = where.removeprefix(TOPIC_PREFIX)
     if subscription.reads(topic):
         raise BadRequest(
-            f"dead_letters={where!r}: this consumer reads {topic} itself, so what is kept there would come back as"
+            f"dead_letters={where!r}: this consumer reads {topic} itself, so what is stored there would be delivered as"
             " messages; give the dead letters a topic of their own."
         )
 
 
 def _group(group: str | None, broadcast: bool | str) -> str | None:
-    """The group's name; of a broadcast the one that this machine, or who is named, has for itself."""
+    """Return the group name; for a broadcast with the name of this machine as suffix.
+
+    Raises BadRequest.
+    """
     if group is None:
         return None
     name = group
@@ -269,12 +292,12 @@ def _group(group: str | None, broadcast: bool | str) -> str | None:
 
 
 def _machine() -> str:
-    """The machine's own name, in letters that a group's may have."""
+    """Return the host name, with other characters than a group name may have replaced."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())
 
 
 def _by_broker(coordinator: str) -> bool:
-    """Whether the broker coordinates the group, not a ZooKeeper."""
+    """Return whether the broker coordinates the group, not ZooKeeper. Raises BadRequest."""
     if coordinator == BROKER:
         return True
     if isinstance(coordinator, str) and coordinator.startswith(ZOOKEEPER_PREFIX):
@@ -283,27 +306,35 @@ def _by_broker(coordinator: str) -> bool:
 
 
 def _one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+    """Raise BadRequest if `value` is not one of `allowed`."""
     if value not in tuple(allowed):
         words = ", ".join(f'"{each}"' for each in allowed)
         raise BadRequest(f"{name}={value!r} is not known; it takes {words}.")
 
 
 def _check_seconds(session: float, **times: float) -> None:
+    """Raise BadRequest for a time that is no positive number, and for a session out of limits."""
     for name, value in {"session": session, **times}.items():
         if not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise BadRequest(f"{name}={value!r} is no number of seconds above 0.")
     if not limits.SESSION_MS_MIN <= session * 1000 <= limits.SESSION_MS.cap:
-        raise BadRequest(f"session={session!r}: it has from 1 to {limits.SESSION_MS.cap // 1000} seconds.")
+        raise BadRequest(
+            f"session={session!r}: it must be from 1 to {limits.SESSION_MS.cap // 1000} seconds."
+        )
 
 
 def _check_bytes(**sizes: int) -> None:
+    """Raise BadRequest for a size out of limits."""
     for name, value in sizes.items():
         if type(value) is not int or not 0 < value < 1 << 32:
             raise BadRequest(f"{name}={value!r} is no number of bytes from 1 to 4 GiB.")
 
 
 def _tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
-    """The tags to filter by; None: no filter. "a || b" is both, "*" everything. Raises BadRequest."""
+    """Return the tags to filter by, or None for no filter. "a || b" is both, "*" everything.
+
+    Raises BadRequest.
+    """
     if tags is None:
         return None
     if not isinstance(tags, Iterable) or isinstance(tags, bytes):
@@ -332,8 +363,6 @@ def _tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
     return frozenset(found)
 
 
-# Which storage the argument `offsets` of a consumer names. What a storage is: `tfmq.offsets.storage`.
-
 FILE_PREFIX: Final = "file:"
 SQL_PREFIX: Final = "sql:"
 ZOOKEEPER_PREFIX: Final = "zookeeper://"
@@ -341,9 +370,10 @@ WORDS: Final = '"broker", "file:PATH", "sql:URL" or "zookeeper://HOST:PORT/ROOT"
 
 
 def open_storage(offsets: str | OffsetStorage, disk: Disk | None = None) -> OffsetStorage | None:
-    """The storage that the argument `offsets` of a consumer names; None stands for the broker. Touches no network.
+    """Open the offset storage that `offsets` names.
 
-    Raises BadRequest for what names none, NotSupported where a library is missing, with the words to install it.
+    None: the broker. No network access. Raises BadRequest for an unknown storage, NotSupported
+    where a library is missing, with the command to install it.
     """
     if not isinstance(offsets, str):
         if isinstance(offsets, OffsetStorage):
@@ -356,27 +386,28 @@ def open_storage(offsets: str | OffsetStorage, disk: Disk | None = None) -> Offs
     if offsets.startswith(FILE_PREFIX) and len(offsets) > len(FILE_PREFIX):
         return FileOffsets(offsets.removeprefix(FILE_PREFIX), disk)
     if offsets.startswith(SQL_PREFIX):
-        from tfmq.offsets.sql import SqlOffsets  # SQLAlchemy is for who uses it
+        from tfmq.offsets.sql import SqlOffsets  # SQLAlchemy is an optional dependency
 
         return SqlOffsets(offsets.removeprefix(SQL_PREFIX))
     if offsets.startswith(ZOOKEEPER_PREFIX):
-        from tfmq.zookeeper.offsets import ZooKeeperOffsets  # and so is kazoo
+        from tfmq.zookeeper.offsets import ZooKeeperOffsets  # kazoo is an optional dependency
 
         return ZooKeeperOffsets(offsets)
     raise BadRequest(f"offsets={shown_url(offsets)!r} names no storage; write {WORDS}.")
 
 
-# Where reading begins: what a user may write for `start`, and the question to the broker that it stands for.
-
 OFFSET_MAX = (1 << 63) - 1
 
 
 Start = str | int | Ordinal | datetime
-"""Beginning of a reader: "earliest", "latest", an offset in bytes, an `Ordinal`, or an append time (aware)."""
+"""Start position: "earliest", "latest", a byte offset, an `Ordinal` or an aware append time."""
 
 
 class Question(NamedTuple):
-    """What LOCATE is to look for: `by` and `value` of the request. `exact`: take `value` as it is, unasked."""
+    """Start position as the `by` and `value` of a LOCATE request.
+
+    `exact`: `value` is the offset, no request is needed.
+    """
 
     by: int
     value: int = 0
@@ -388,7 +419,7 @@ LATEST = Question(BY_LATEST)
 
 
 def question(start: Start) -> Question:
-    """The question for `start`. Raises BadRequest for what is no beginning."""
+    """Convert `start`. Raises BadRequest for an invalid one."""
     if start == "earliest":
         return EARLIEST
     if start == "latest":
@@ -405,7 +436,7 @@ def question(start: Start) -> Question:
 
 
 def time_ms(time: datetime) -> int:
-    """An aware time in ms since 1970, not below 0. Raises BadRequest for one without a time zone."""
+    """Convert an aware time to ms since 1970, at least 0. Raises BadRequest without a time zone."""
     if time.tzinfo is None:
         raise BadRequest(
             f"{time} has no time zone, so it is no moment; add one, for example tzinfo=datetime.UTC."
@@ -416,9 +447,10 @@ def time_ms(time: datetime) -> int:
 def seek_question(
     offset: int | None = None, ordinal: int | None = None, time: datetime | None = None, to: str | None = None
 ) -> Question:
-    """The question of a seek: exactly one of the four is given; an offset is moved to the record start at or before.
+    """Convert the arguments of a seek; exactly one must be given.
 
-    Raises BadRequest for none, more than one, or a wrong one.
+    An offset inside of a record is moved to the start of the record. Raises BadRequest for no argument, more
+    than one, or a wrong one.
     """
     given = [each for each in (offset, ordinal, time, to) if each is not None]
     if len(given) != 1:
@@ -433,19 +465,17 @@ def seek_question(
 
 
 def _checked(value: int, what: str) -> int:
+    """Return `value`. Raises BadRequest if it is no valid offset or ordinal."""
     if not 0 <= value <= OFFSET_MAX:
         raise BadRequest(f"{value} is not {what}: it must be from 0 to 2**63 - 1.")
     return value
 
 
-# What a consumer reads, in the user's words, and what that means with the topics that the broker has now.
-
-
 class Subscription(NamedTuple):
-    """Topics by name or by pattern, whole or with some partitions, or single partitions.
+    """Subscribed topics, by name or by pattern, or single partitions.
 
-    `topics`: names, empty for a pattern · `numbers`: the partitions of each topic, None: all · `single`: partitions
-    of their own.
+    `topics`: names, empty for a pattern · `partition_numbers`: partitions of each topic, None: all ·
+    `single_partitions`: individual partitions, of any topic.
     """
 
     topics: tuple[str, ...] = ()
@@ -455,7 +485,7 @@ class Subscription(NamedTuple):
 
     @property
     def shown(self) -> str | list[str]:
-        """What is read, as `repr` of a consumer shows it."""
+        """The subscription as the `repr` of a consumer shows it."""
         if self.pattern is not None:
             return self.pattern.pattern
         if self.single:
@@ -467,7 +497,7 @@ class Subscription(NamedTuple):
         topics: str | Sequence[str] | re.Pattern[str] | None,
         partitions: Sequence[tuple[str, int]] | Sequence[int] | None,
     ) -> Subscription:
-        """The arguments `topics` and `partitions` of a consumer. Raises BadRequest."""
+        """Parse the arguments `topics` and `partitions` of a consumer. Raises BadRequest."""
         if topics is None:
             return Subscription(single=_single(partitions))
         if partitions is not None and (
@@ -489,19 +519,19 @@ class Subscription(NamedTuple):
         return Subscription(names, numbers=numbers)
 
     def asked(self) -> list[str] | None:
-        """The topics to ask the broker about; None: all."""
+        """Return the topics to request metadata of; None: all."""
         if self.pattern is not None:
             return None
         return sorted({*self.topics, *(name.topic for name in self.single)})
 
     def reads(self, topic: str) -> bool:
-        """Whether something of a topic of that name is wanted."""
+        """Return whether the subscription may include partitions of the topic."""
         if self.pattern is not None and self.pattern.fullmatch(topic) is not None:
             return True
         return topic in self.topics or any(name.topic == topic for name in self.single)
 
     def wanted(self, rows: Iterable[TopicRow]) -> dict[PartitionName, int]:
-        """The partitions to read among those that are there, each with its topic's incarnation."""
+        """Return the subscribed partitions among existing topics, with their topics' incarnations."""
         return {
             name: row.incarnation
             for row in rows
@@ -510,21 +540,24 @@ class Subscription(NamedTuple):
         }
 
     def only(self, found: Iterable[PartitionName]) -> list[PartitionName] | None:
-        """The partitions that a member of a group asks for, also those that are not there yet; None: all of its topics.
-        `found`: those that are there."""
+        """Return the partitions that a group member requests, including missing ones; None: all.
+
+        `found` are the existing ones.
+        """
         if not self.single and self.numbers is None:
             return None
         named = (PartitionName(topic, number) for topic in self.topics for number in self.numbers or ())
         return sorted({*named, *self.single, *found})
 
     def missing(self, found: Iterable[PartitionName]) -> list[str]:
-        """What was named and is not there: topics, and partitions that were named one by one."""
+        """Return the named topics and partitions that do not exist."""
         names = set(found)
         topics = {name.topic for name in names}
         single = sorted(str(name) for name in self.single - names)
         return [each for each in self.topics if each not in topics] + single
 
     def _wants(self, name: PartitionName) -> bool:
+        """Return whether an existing partition is subscribed."""
         if name in self.single:
             return True
         if self.numbers is not None and name.partition not in self.numbers:
@@ -535,6 +568,7 @@ class Subscription(NamedTuple):
 
 
 def _single(partitions: Sequence[tuple[str, int]] | Sequence[int] | None) -> frozenset[PartitionName]:
+    """Parse `partitions` given without `topics`. Raises BadRequest."""
     if not partitions:
         raise BadRequest("A consumer needs topics= (a name, a list, a compiled pattern) or partitions=.")
     if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
@@ -548,6 +582,7 @@ def _single(partitions: Sequence[tuple[str, int]] | Sequence[int] | None) -> fro
 
 
 def _number(value: object) -> int:
+    """Return a partition number. Raises BadRequest."""
     if (
         isinstance(value, int)
         and not isinstance(value, bool)
@@ -558,6 +593,7 @@ def _number(value: object) -> int:
 
 
 def _check_name(name: object) -> str:
+    """Return a topic name. Raises BadRequest."""
     if isinstance(name, str) and limits.valid_name(name):
         return name
     raise BadRequest(f"{name!r} is no name of a topic: letters, digits, '.', '_' and '-', at most 249.")

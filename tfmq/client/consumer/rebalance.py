@@ -1,9 +1,10 @@
-"""How partitions come and go: one that is to go is finished, saved, told and released; one that came is told of.
+"""Rebalance of a consumer: revoked partitions are drained, committed and released.
 
-From the moment in which a partition is revoked nothing more of it is handed out. It is released when nothing of it is
-in work: a loop asked for the next message, a polled batch was followed by the next poll, `busy` says that no lane has
-one; and, where only `commit` saves, when what was handed out is committed, or more was asked for a session's time later
-without a commit. There is no other limit: a handler may take minutes. What is to be saved is saved first.
+Callbacks are run. From the revocation on nothing more of a partition is delivered. The partition is released
+when none of its messages is in progress: a loop requested the next message, a polled batch was followed by
+the next `poll`, and `busy` is False. In manual mode also the delivered messages must be committed, or more
+requested a session timeout later without a commit. There is no other limit, because a handler may take
+minutes. Acked offsets are committed before the release.
 """
 
 import inspect
@@ -24,16 +25,19 @@ from tfmq.offsets.storage import PartitionName
 log = logging.getLogger("tfmq.consumer")
 
 RETRY_SECONDS: Final = 1.0
-"""Between two tries to save what is to be released."""
+"""Pause before a failed commit of revoked partitions is repeated."""
 
 
 Begin = Callable[[Awaitable[Any], Callable[[BaseException | None], None]], object]
-"""Begins to wait for something in a face's own way, and tells at the end what it raised; what it gives is held."""
+"""Starts to await an object and calls back with its exception or None.
+
+The result must be kept alive until then.
+"""
 
 
 def begin_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
-    """`Begin` in the running event loop."""
-    import asyncio  # where nothing is awaited no event loop is loaded
+    """Await in the running event loop."""
+    import asyncio  # not loaded where nothing is awaited
 
     def over(task: asyncio.Future[Any]) -> None:
         done(asyncio.CancelledError() if task.cancelled() else task.exception())
@@ -44,18 +48,20 @@ def begin_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], N
 
 
 def refuse(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
-    """`Begin` where nothing can be awaited. Raises NotAllowed."""
+    """Raise NotAllowed, in a consumer that cannot await."""
     if isinstance(awaited, Coroutine):
-        awaited.close()  # else Python warns of it, somewhere else
+        awaited.close()  # else Python logs a "never awaited" warning elsewhere
     raise NotAllowed(
         f"on_assigned or on_revoked returned a {type(awaited).__name__} to be awaited, and this consumer awaits none:"
-        " write plain functions, or take tfmq.aio.Consumer."
+        " write plain functions, or use tfmq.aio.Consumer."
     )
 
 
 class Telling:
-    """Calls `told(names)` when a driver goes through what is waited for: outside of its lock, so it may commit and
-    seek. What it returns is awaited, where that can be."""
+    """Effect that calls a user callback, in the thread and outside of the lock of the driver.
+
+    So the callback may commit and seek. An awaitable result is awaited.
+    """
 
     def __init__(
         self,
@@ -72,6 +78,7 @@ class Telling:
         self._error: BaseException | None = None
 
     def __iter__(self) -> Iterator[Waitable]:
+        """Call the callback when the driver iterates over what the operation waits for."""
         self._begun = True
         try:
             found = self._told(self._names)
@@ -85,12 +92,16 @@ class Telling:
         return iter((self._done,))
 
     def _over(self, error: BaseException | None) -> None:
+        """Record the end of the awaited result."""
         self._error = error
         self._done.settle()
 
     def run(self, over: Callable[[], None]) -> Operation[None]:
-        """Until it returned. Raises what it raises. `over` is called when it has returned: where nobody waits for that
-        any more (a task was cancelled), later."""
+        """Run the callback and wait for its result. Raises what it raises.
+
+        `over` is called when the callback has returned; that is after this operation if the operation is
+        cancelled.
+        """
         try:
             yield Wait(self)
             while not self._done.done:
@@ -104,7 +115,10 @@ class Telling:
 
 
 class Handover:
-    """The comings and goings of one consumer's partitions. `busy(name)`: something of it is in work elsewhere."""
+    """Revocations, assignments and user callbacks of one consumer.
+
+    `busy(name)` returns whether messages of a partition are in progress outside of `Positions`.
+    """
 
     def __init__(
         self,
@@ -117,9 +131,9 @@ class Handover:
         self.busy: Callable[[PartitionName], bool] = lambda name: False
         self.begin: Begin = begin_task if options.awaits else refuse
         self.untold: set[PartitionName] = set()
-        """What came, and of which on_assigned has not returned yet: nothing of it is handed out."""
+        """Partitions withheld from delivery because on_assigned has not returned yet."""
         self.told: Callable[[], None] = lambda: None
-        """Called when something of that was told."""
+        """Called after a callback returned."""
         self._options = options
         self._link = link
         self._positions = positions
@@ -132,64 +146,65 @@ class Handover:
         self._asked_at = 0.0
         self._look = Flag()
 
-    # What happens
+    # Events
 
     def came(self, names: Iterable[PartitionName]) -> None:
-        """These are read from now on."""
+        """Queue on_assigned for partitions that are read from now on."""
         if self._options.on_assigned is not None:
             self._came.update(names)
             self.untold |= self._came
 
     def revoke(self, name: PartitionName) -> None:
-        """It is to go to another member."""
+        """Start to revoke a partition."""
         self._revoked[name] = self._link.now()
         self._positions.ledgers.leave(name)
         self._note_going(name)
         self.look()
 
     def back(self, name: PartitionName) -> bool:
-        """It was to go, and stays after all; whether it was."""
+        """Withdraw the revocation of a partition. Return False if it was not revoked."""
         self._going.discard(name)
         self._positions.ledgers.stay(name)
         return self._revoked.pop(name, None) is not None
 
     def lost(self, name: PartitionName) -> None:
-        """It is another's already."""
+        """Remove a partition that another member already owns."""
         if self._revoked.pop(name, None) is None:
             self._note_going(name)
         if self._positions.lose(name):
             log.warning(
-                "%s is another member's of group %s by now; what was handed out of it and not saved comes again there.",
+                "%s belongs to another member of group %s by now; its uncommitted messages are delivered again there.",
                 name,
                 self._options.group,
             )
 
     def asked(self) -> None:
-        """The user asked for more: what he had is done."""
+        """Record that the user requested more messages, which acks the former ones."""
         self._asked_at = self._link.now()
         self.look()
 
     def look(self) -> None:
-        """Something may have become free."""
+        """Wake `run`, because a revoked partition may be ready for release."""
         if self._revoked:
             self._look.settle()
 
     def _note_going(self, name: PartitionName) -> None:
-        if name in self._came:  # nobody was told of it
+        """Queue on_revoked, or withdraw a queued on_assigned."""
+        if name in self._came:  # the user was never notified of it
             self._came.discard(name)
             self.untold.discard(name)
         elif self._options.on_revoked is not None:
             self._going.add(name)
 
-    # Telling the user
+    # Callbacks
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether callbacks are due."""
         return bool(self._came or self._going) and not self._telling
 
     def tell(self) -> Operation[None]:
-        """Calls the user's functions, in the thread that asked for messages. Raises what they raise."""
+        """Run the due user callbacks, in the thread that requested messages. Raises what they raise."""
         while self.has_news:
             if self._going:
                 going = set(self._going)
@@ -201,6 +216,7 @@ class Handover:
                 yield from self._call(self._options.on_assigned, came, over)
 
     def _call(self, told: Told, names: set[PartitionName], over: Callable[[], None]) -> Operation[None]:
+        """Run one callback; without one or without partitions only call `over`."""
         if told is None or not names:
             over()
             return
@@ -208,23 +224,26 @@ class Handover:
         yield from Telling(told, names, self.begin).run(over)
 
     def _over(self, note: Callable[[], object]) -> None:
-        """What was told is done with, and what waited for that goes on."""
+        """Finish a callback and resume what waited for it."""
         self._telling = False
         note()
         self.look()
         self.told()
 
     def tell_the_end(self) -> Operation[None]:
-        """All of them go: the consumer is closed."""
+        """Run on_revoked for all partitions, because the consumer is closed."""
         if self._options.on_revoked is not None and not self._telling:
             self._going.update(set(self._positions.names()) - self._came)
             self._came.clear()
             yield from self.tell()
 
-    # Releasing
+    # Release
 
     def watch(self) -> Operation[None]:
-        """Never ends: releases what is free. Raises what is no passing failure of a save."""
+        """Release revoked partitions when they are ready, for ever.
+
+        Raises errors of a commit that are not retriable.
+        """
         while True:
             free = [name for name in self._revoked if self._is_free(name)]
             if free:
@@ -234,6 +253,7 @@ class Handover:
             yield Wait((self._look,))
 
     def _is_free(self, name: PartitionName) -> bool:
+        """Return whether a revoked partition may be released."""
         positions = self._positions
         if positions.in_work(name) or self.busy(name) or name in self._going:
             return False
@@ -241,6 +261,7 @@ class Handover:
         return not positions.uncommitted(name) or waited >= self._options.session
 
     def _release(self, names: list[PartitionName]) -> Operation[None]:
+        """Commit and release partitions; on a retriable error pause and return."""
         failure: TfmqError | None = None
         try:
             if self._options.commits != "manual":
@@ -251,22 +272,24 @@ class Handover:
                 yield Wait((), RETRY_SECONDS)
                 return
             failure = error
-        going = [name for name in names if name in self._revoked]  # others came back, or were lost, meanwhile
+        # others were assigned again, or lost, meanwhile
+        going = [name for name in names if name in self._revoked]
         for name in going:
             del self._revoked[name]
             self._positions.lose(name)
         self._membership.release(going)
         if going:
-            log.info("Group %s: gave up %s.", self._options.group, _listed(going))
+            log.info("Group %s: released %s.", self._options.group, _listed(going))
         if failure is not None:
             raise failure
 
     def _unsaved(self, names: Iterable[PartitionName]) -> Mapping[PartitionName, Any]:
+        """Return the uncommitted positions of these partitions."""
         unsaved = self._positions.unsaved()
         return {name: unsaved[name] for name in names if name in unsaved}
 
     def renew(self) -> None:
-        """In a forked child: nothing is under way."""
+        """Reset the state in a forked child: no revocation or callback is pending."""
         self._revoked.clear()
         for names in (self._came, self._going, self.untold):
             names.clear()
@@ -274,4 +297,5 @@ class Handover:
 
 
 def _listed(names: Iterable[PartitionName]) -> str:
+    """Return the partitions as text, sorted."""
     return ", ".join(map(str, sorted(names)))

@@ -1,13 +1,15 @@
-"""Sending with a place that the sender wrote down before: a producer id and a sequence, kept where a crash cannot take
-them. Whoever comes back sends the same under the same place again, and the broker stores it once.
+"""Idempotent sending with producer sequences that the caller records before sending.
 
-The rule is the broker's for streams (docs/protocol.md, Producing): the records of one producer id on one partition
-follow each other without a gap. So a caller takes an id of its own (`lease_id`), settles the places of a run of
-records, writes them down, sends the run, writes down that it arrived, and only then goes on with the next one.
+After a crash the caller sends the same records with the same sequences again, and the broker stores them
+once. The broker requires that records of a producer id in a partition have consecutive sequences
+(docs/protocol.md, Producing). So a caller leases its own producer id (`lease_producer_id`), assigns the
+sequences of a run of records, records these, sends the run, records that it is stored, and only then
+continues with the next run.
 
-Where `send_numbered` raises, nothing is certain: another process may have the same places written down, and send them
-later. Certainty is had by closing the stream for good (`close_stream`): it says how far the stream came, and nothing
-follows. Where the broker forgot the id, and so takes nothing under it any more, `find_records` looks into the log.
+After an exception of `send_idempotent` the result is unknown: another process may have the same sequences and
+send them later. `close_producer` makes it certain: it returns the last stored sequence, and nothing is stored
+after that. If the producer id expired at the broker, which then rejects it for ever, `find_records` searches
+the log.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ from tfmq.protocol.commands import (
 )
 
 FETCH_BYTES: Final = 1 << 20
-"""Asked for at once where records are looked for."""
+"""Fetch size for searching records."""
 
 
 class Stream(NamedTuple):
-    """One producer id on one partition of one life of a topic."""
+    """A producer id in one partition of one incarnation of a topic."""
 
     topic: str
     incarnation: int
@@ -52,7 +54,7 @@ class Stream(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A record as it is sent: `payload` None is a tombstone · `attribute`: its bytes · `tag`: the one in it."""
+    """Record to send: `payload` (None: a tombstone), encoded `attribute`, and the `tag` in it."""
 
     payload: bytes | None
     attribute: bytes
@@ -60,16 +62,16 @@ class Content(NamedTuple):
 
 
 def lease_id(link: Link, until: float) -> Operation[int]:
-    """A producer id that nobody had before; new for as long as the broker remembers the idle ones."""
+    """Lease an unused producer id; it is valid while the broker remembers idle producers."""
     reply = yield from ask(link, LeaseProducerIds(1), until)
     found: int = reply.first
     return found
 
 
 def begin_stream(link: Link, topic: str, partition: int, until: float) -> Operation[tuple[Stream, int]]:
-    """A stream under an id that nobody had, to the topic as it is now, and the end of the log before it.
+    """Lease a producer id for a partition. Return the producer and the current end of the log.
 
-    Raises `UnknownTopic`, `UnknownPartition`.
+    Raises UnknownTopic, UnknownPartition.
     """
     reply = yield from ask(link, Metadata([topic], True), until)
     if not reply.topics:
@@ -84,7 +86,7 @@ def begin_stream(link: Link, topic: str, partition: int, until: float) -> Operat
 
 
 def locate_end(link: Link, stream: Stream, by: int, until: float) -> Operation[int]:
-    """The offset at an end of the partition: `by` BY_EARLIEST, or BY_LATEST, behind the last record that is forced."""
+    """Return an end of the log: `by` BY_EARLIEST, or BY_LATEST for the end of what is fsynced."""
     reply = yield from ask(link, Locate(stream.topic, stream.incarnation, stream.partition, by), until)
     found: int = reply.offset
     return found
@@ -93,10 +95,11 @@ def locate_end(link: Link, stream: Stream, by: int, until: float) -> Operation[i
 def send_numbered(
     link: Link, stream: Stream, sequence: int, contents: Sequence[Content], until: float
 ) -> Operation[list[int]]:
-    """Store `contents` as the records `sequence` and following of `stream`, all or none, once however often it is
-    called. Their offsets, when they are forced; -1 where the broker does not remember it.
+    """Store `contents` from `sequence` on, all or none, and once for repeated calls.
 
-    Asks again until `until` (the link's clock) while nothing is known, then raises what it met last.
+    Return their offsets when they are durable; -1 where the broker does not know the offset any more.
+    Requests are repeated until `until` (the connection's clock) on retriable errors; then the last error is
+    raised.
     """
     encoded = _encoded(stream, sequence, contents)
     reply = yield from send_encoded(link, stream, sequence, encoded, len(contents), until)
@@ -106,7 +109,7 @@ def send_numbered(
 def send_encoded(
     link: Link, stream: Stream, sequence: int, encoded: Encoded, count: int, until: float
 ) -> Operation[ProduceReply]:
-    """As `send_numbered`, for records that have their numbers already; what PRODUCE answered."""
+    """Like `send_idempotent`, for records that are already encoded. Return the PRODUCE response."""
     place = (stream.topic, stream.incarnation, stream.partition, stream.producer_id, sequence, count)
     request = Produce(*place, ACKS_SYNCED, encoded.blocks)  # type: ignore[arg-type]
     call = yield from _answered(link, request, encoded.data, until=until)
@@ -115,8 +118,10 @@ def send_encoded(
 
 
 def close_stream(link: Link, stream: Stream, until: float) -> Operation[int]:
-    """Nothing is stored in `stream` from now on; the last sequence that is, forced; -1: none. A second time it says the
-    same. Raises `UnknownProducer` where the broker forgot the id, or never gave it; that is for good, too.
+    """Close the producer for ever. Return its last stored sequence, durable; -1: none.
+
+    A repeated call returns the same. Raises UnknownProducer if the producer id expired or never existed,
+    which is permanent as well.
     """
     reply = yield from ask(link, SucceedProducer(*stream), until)
     found: int = reply.last_sequence
@@ -126,9 +131,10 @@ def close_stream(link: Link, stream: Stream, until: float) -> Operation[int]:
 def find_records(
     link: Link, stream: Stream, sequences: Collection[int], from_offset: int, until: float
 ) -> Operation[dict[int, int]]:
-    """Which of `sequences` are stored, by reading from `from_offset` to the forced end: sequence -> offset.
+    """Search `sequences` from `from_offset` to the end of the fsynced log. Return their offsets.
 
-    Raises `OffsetOutOfRange` where the log does not reach back so far, and `Damaged`: then nobody can tell.
+    Raises OffsetOutOfRange if the log was deleted up to a later offset, and Damaged; then it is unknown what
+    is stored.
     """
     wanted = {pack_id(stream.producer_id, each): each for each in sequences}
     found: dict[int, int] = {}
@@ -143,7 +149,7 @@ def find_records(
 
 
 class Chunk(NamedTuple):
-    """What one look at a partition gave. `at_end`: nothing that is forced lies behind it."""
+    """Messages of one fetch response. `at_end`: the end of the fsynced log is reached."""
 
     messages: list[ReceivedMessage[Any]]
     next_offset: int
@@ -153,7 +159,7 @@ class Chunk(NamedTuple):
 def read_chunk(
     link: Link, stream: Stream, offset: int, until: float, bytes_max: int = FETCH_BYTES
 ) -> Operation[Chunk]:
-    """The messages of one fetch, from `offset` on. Raises `OffsetOutOfRange`, `Damaged`."""
+    """Fetch messages from `offset`. Raises OffsetOutOfRange, Damaged."""
     fetch = Fetch(stream.topic, stream.incarnation, stream.partition, offset, EPOCH_UNKNOWN, bytes_max)
     call = yield from _answered(link, fetch, until=until)
     reply, decoder = call.reply, Decoder(stream.topic, stream.partition, stream.incarnation)
@@ -163,7 +169,7 @@ def read_chunk(
 
 
 def _answered(link: Link, request: Any, *body: Buffer, until: float) -> Operation[Call]:
-    """The call when it is answered. It is made again while nothing is known, until `until`; then that is raised."""
+    """Send a request and return the completed one; retriable errors are repeated until `until`."""
     pause = PAUSE_SECONDS
     while True:
         call = link.call(request, *body, seconds=max(0.0, min(SECONDS, until - link.now())))
@@ -182,6 +188,7 @@ def _answered(link: Link, request: Any, *body: Buffer, until: float) -> Operatio
 
 
 def _encoded(stream: Stream, sequence: int, contents: Sequence[Content]) -> Encoded:
+    """Encode records with producer sequences."""
     flags = [
         (tag_flag(each.tag) if each.tag else 0) | (FLAG_TOMBSTONE if each.payload is None else 0)
         for each in contents
@@ -192,7 +199,7 @@ def _encoded(stream: Stream, sequence: int, contents: Sequence[Content]) -> Enco
 
 
 def _offsets(encoded: Encoded, count: int, positions: Sequence[tuple[int, int]]) -> list[int]:
-    """Of each record; -1 where the answer names no place before it."""
+    """Return the offset of each record; -1 for those before the first position in the response."""
     offsets, runs = [], list(positions)
     first, offset = -1, -1
     for index in range(count):

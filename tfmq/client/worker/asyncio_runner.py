@@ -1,4 +1,7 @@
-"""`run` of the asyncio consumer: workers are tasks; a listener that is a plain function is called in a thread."""
+"""`run` of the asyncio consumer: workers are tasks.
+
+Listeners that are plain functions run in threads.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +25,35 @@ from tfmq.errors import Closed
 
 
 def to_the_end(run: Coroutine[Any, Any, None]) -> None:
-    """A run in an event loop of its own."""
+    """Run a coroutine in a new event loop."""
     asyncio.run(run)
 
 
 def failure_of(cancelled: asyncio.CancelledError) -> Exception:
-    """What a listener awaited was cancelled, and it was not: a failure as any other."""
+    """Convert the cancellation of something that a listener awaited to a regular failure.
+
+    The listener itself was not cancelled.
+    """
     failure = FuturesCancelled(*cancelled.args)
     failure.__cause__ = cancelled
     return failure
 
 
 class HandlerThreads:
-    """Threads that call plain functions for tasks; each is started when all others are busy, and none keeps the
-    process."""
+    """Threads that call plain functions for tasks.
+
+    A thread is started when all others are busy. They are daemons, so they do not keep the process alive.
+    """
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._count = self._busy = 0
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """What it returns or raises, in the caller's context. A caller that is cancelled leaves it running."""
+        """Call `function` in a thread, in the caller's context.
+
+        Return its result or raise its exception. If the caller is cancelled, the function continues.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._busy == self._count:
@@ -53,30 +64,33 @@ class HandlerThreads:
         return await future
 
     def stop(self) -> None:
-        """Threads end behind what they are at."""
+        """End each thread after its current call."""
         for _ in range(self._count):
             self._calls.put(None)
 
     def _serve(self) -> None:
+        """Run calls from the queue until `stop`."""
         while (call := self._calls.get()) is not None:
             call()
 
     def _do(
         self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], function: Callable[[], Any]
     ) -> None:
+        """Run one call and pass the result to the event loop."""
         result: Any = None
         failure: BaseException | None = None
         try:
             result = function()
-        except StopIteration as error:  # no future and no coroutine can raise it
+        except StopIteration as error:  # futures and coroutines cannot raise StopIteration
             failure = RuntimeError("The listener raised StopIteration.")
             failure.__cause__ = error
         except BaseException as error:
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
             loop.call_soon_threadsafe(self._done, future, result, failure)
 
     def _done(self, future: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:
+        """Set the result of a call in the event loop."""
         self._busy -= 1
         if future.done():
             return
@@ -87,7 +101,7 @@ class HandlerThreads:
 
 
 class TaskRun:
-    """One run. `stop` is the consumer's."""
+    """One `run` of an asyncio consumer. `stop` is the consumer's."""
 
     def __init__(
         self,
@@ -107,7 +121,10 @@ class TaskRun:
         self._signal: int | None = None
 
     async def run(self, workers: int, signals: bool) -> None:
-        """Until `stop`, a signal, or an error, which is raised. Then what is finished is saved, and the group left."""
+        """Run until `stop`, a signal or an error, then commit what is acked and leave the group.
+
+        Raises the error that ended the run.
+        """
         driver, running = self._driver, self._running
         installed = self._install() if signals else []
         try:
@@ -132,13 +149,14 @@ class TaskRun:
             raise running.failure
 
     async def _cancel(self) -> None:
+        """Cancel the workers and wait for them."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     async def _work(self) -> None:
-        """One worker. What ends it ends the run, and is kept there."""
+        """Handle one message after the other until the run ends. An error ends the run."""
         driver, running = self._driver, self._running
         try:
             while (job := await driver.run(running.next_job())) is not None:
@@ -154,12 +172,14 @@ class TaskRun:
         except asyncio.CancelledError as error:
             await driver.run(running.failed(error if self._signal is None else at_once(self._signal)))
         except Closed:
-            pass  # the consumer was closed meanwhile: that is an end, too; a listener's own stands in `failure`
+            # The consumer was closed meanwhile, which is a regular end. A `Closed` that a listener raised is
+            # in `failure`.
+            pass
         except BaseException as error:
             await driver.run(running.failed(error))
 
     async def _called(self, job: Job) -> Exception | None:
-        """What the listener raised; None: it returned."""
+        """Call the listener. Return what it raised, or None."""
         message = job.message
         listener = self._listeners.of(message.topic)
         try:
@@ -181,6 +201,7 @@ class TaskRun:
         return None
 
     def _plain(self, listener: Listener, message: ReceivedMessage[Any]) -> Any:
+        """Call a listener that is a plain function, in a thread. An awaitable result is returned."""
         with in_work(message, self._hooks):
             found = listener(message)
             if not inspect.isawaitable(found):
@@ -190,7 +211,10 @@ class TaskRun:
     # Signals
 
     def _install(self) -> list[int]:
-        """The signals that end the run; none where this loop is not the main thread's."""
+        """Install signal handlers and return their signals.
+
+        None if this is not the main thread's loop.
+        """
         loop = asyncio.get_running_loop()
         installed: list[int] = []
         for number in SIGNALS:
@@ -200,6 +224,7 @@ class TaskRun:
         return installed
 
     def _came(self, number: int) -> None:
+        """Handle a signal: stop the run, or cancel the workers if it is stopping already."""
         if self._signal is None and not self._running.ending:
             tell(number)
             self._stop()

@@ -1,9 +1,10 @@
-"""What a consumer needs of the store of its dead letters, whatever that is; `tfmq.dead_letters` has the stores.
+"""Interface between a consumer and its dead-letter store.
 
-A message whose handling failed for good is *kept*, and only when that is committed may the offset pass it. A kept one
-is *dead*, and waits for a person (`tfmq dlq`), or *waiting*, and is handled again at its time by a consumer that takes
-it. All verbs are operations: a driver runs them, so nothing here blocks an event loop. They raise `StoreFailed` where
-the store could not do it; then nothing may be taken for done, and the same call may be made again.
+`tfmq.dead_letters` has the implementations. A message whose handling finally failed is stored, and only when
+that is committed may its offset be committed. A stored message is "dead" and left to a person (`tfmq dlq`),
+or "waiting" and handled again at its time by a consumer that leases it. All methods are operations, which a
+driver runs, so nothing here blocks an event loop. They raise `StoreFailed` if the store failed; then the
+result is unknown, and the same call may be repeated.
 """
 
 from __future__ import annotations
@@ -17,28 +18,34 @@ from tfmq.client.operation import Operation
 from tfmq.errors import StoreFailed
 
 ERROR_CHARACTERS: Final = 1000
-"""Of an error's sentence; what is longer is a payload in disguise."""
+"""Maximum length of an error's sentence; longer ones usually contain a payload."""
 TRACEBACK_CHARACTERS: Final = 8000
-"""Of a traceback, its end, which names the place: some hundred frames, more only come of a recursion."""
+"""Maximum length of a traceback, about a hundred frames.
+
+Its end is stored, which has the location.
+"""
 
 
 TIDY_SECONDS: Final = 3600.0
-"""How often what ended long ago is forgotten."""
+"""Interval for deleting expired letters."""
 
 
 class StoreUnusable(StoreFailed):
-    """Nothing can ever be kept there as it is: whoever waited would wait for ever."""
+    """The store can never work as it is configured, so retrying is useless."""
 
     retriable = False
 
 
 class NotCalled(Exception):
-    """A message was taken to be handled again, and its consumer ended before a handler was called with it."""
+    """A letter was leased, but its consumer ended before the handler was called."""
 
 
 class Failure(NamedTuple):
-    """One call of a handler that failed. `at_ms`: when, in ms since 1970 · `error`: class and sentence on one line ·
-    `traceback`: as Python prints it, "" where there is none."""
+    """One failed handler call.
+
+    `at_ms`: time in ms since 1970 · `error`: class and sentence on one line · `traceback`: as Python prints
+    it, or "".
+    """
 
     at_ms: int
     error: str
@@ -46,15 +53,17 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, at_ms: int) -> Failure:
-        """The failure that `error` is."""
+        """Create the failure for an exception."""
         lines = printed(traceback.format_exception, error)
         sentence = " ".join(printed(_without_source, error).split())
         return cls(at_ms, sentence[:ERROR_CHARACTERS], lines[-TRACEBACK_CHARACTERS:])
 
 
 def _without_source(error: BaseException) -> list[str]:
-    """Class and sentence, which come first: Python puts the text that a SyntaxError is about, perhaps a payload, in
-    front of them."""
+    """Return class and sentence of an exception.
+
+    For a SyntaxError Python puts the source text first, which may be a payload; it is omitted.
+    """
     lines = traceback.format_exception_only(error)
     if not isinstance(error, SyntaxError):
         return lines
@@ -62,8 +71,10 @@ def _without_source(error: BaseException) -> list[str]:
 
 
 def printed(form: Callable[[BaseException], list[str]], error: BaseException) -> str:
-    """The text that `form` makes of `error`, in letters that can be stored; of an error that cannot be printed its
-    class."""
+    """Return the text that `form` creates, in storable characters.
+
+    The class name if `form` fails.
+    """
     try:
         text = "".join(form(error))
     except Exception:
@@ -72,10 +83,10 @@ def printed(form: Callable[[BaseException], list[str]], error: BaseException) ->
 
 
 class Due(NamedTuple):
-    """A kept message that is to be handled now, by whoever took it and nobody else until its lease ends.
+    """A leased letter, to be handled now; no other consumer gets it until the lease ends.
 
-    `calls`: how often a handler was called with it, this time included · `put_offs`: how often it was put off ·
-    `token`: who took it.
+    `calls`: number of handler calls, this one included · `put_offs`: number of postponements · `token`:
+    identifies the lease.
     """
 
     id: str
@@ -86,8 +97,10 @@ class Due(NamedTuple):
 
 
 class DeadLetters(Protocol):
-    """The store of one group. `address`: what a person calls it (without a password), for the log · `lease_seconds`:
-    how long a message that was taken stays with its taker unless it is renewed.
+    """Dead-letter store of one group.
+
+    `address`: its public name (without a password), for logs · `lease_seconds`: duration of a lease that is
+    not renewed.
     """
 
     @property
@@ -96,9 +109,11 @@ class DeadLetters(Protocol):
     lease_seconds: float
 
     def begin(self, message: ReceivedMessage[Any]) -> Operation[str]:
-        """Count a call in a lane before it is made: for messages that may have ended the process before this one, those
-        that a consumer meets first. "failing": call it, and then `note(..., begun=True)` or `passed`; any other: the
-        offset may pass it without a call. It is "dead" when it ended `calls_max` processes.
+        """Count a handler call before it starts, and return the message's state.
+
+        For the first messages of a consumer, which may have crashed the process in a former run. "failing":
+        call the handler, then `record_failure(..., begun=True)` or `record_success`; otherwise the offset may
+        be committed without a call. The state is "dead" after `calls_max` crashed processes.
         """
         ...
 
@@ -119,7 +134,7 @@ class DeadLetters(Protocol):
         ...
 
     def passed(self, message: ReceivedMessage[Any]) -> Operation[None]:
-        """The handler returned, behind failures that were noted."""
+        """Record that a message with recorded failures was handled."""
         ...
 
     def keep(
@@ -131,51 +146,61 @@ class DeadLetters(Protocol):
         begun: bool = False,
         retry_after: float | None = None,
     ) -> Operation[str]:
-        """Give `message` up, or put it off, whatever was noted of it; when this ends it is committed, and the offset
-        may pass it. Its state comes back.
+        """Store `message` as dead, or to be handled later.
 
-        `failures` in order, those that were not noted; `calls` of the handler, likewise (None: one a failure); `begun`:
-        the last call was counted by `begin`, and is not counted again. After `retry_after` seconds it is handled again,
-        and the call of which this came costs none; None: it is dead. The same message kept again is one letter, with
-        both histories; it has the calls that were left to it, and one that is dead stays dead.
+        Committed when this returns. Return its state. `failures` in order, those that were not recorded;
+        `calls`: number of calls not recorded (None: one per failure); `begun`: the last call was counted by
+        `count_call`. With `retry_after` the message is handled again after that many seconds, and the call
+        that asked for it does not count; None: it is dead. Storing the same message again results in one
+        letter with both histories; the number of remaining calls is unchanged, and a dead one stays dead.
         """
         ...
 
     def take(self) -> Operation[Due | None]:
-        """A waiting message whose time has come, the one that is due longest; None: there is none. Its call counts
-        from now on, whatever becomes of the caller."""
+        """Lease the letter that is due longest and return it, or None.
+
+        Its call counts from now on, also if the process crashes.
+        """
         ...
 
     def seconds_until_due(self) -> Operation[float | None]:
-        """When `take` may give something: 0 at once, None: nothing waits."""
+        """Return the time until a letter is due: 0 if one is, None if none waits."""
         ...
 
     def renew(self, due: Due) -> Operation[bool]:
-        """Still at work on it; False: the lease was over, and somebody else has it."""
+        """Extend the lease. Return False if it had expired and another consumer has the letter."""
         ...
 
     def handled(self, due: Due) -> Operation[bool]:
-        """It is done. False: the lease was over, and it is another's to say."""
+        """Mark the letter as handled. Return False if the lease had expired."""
         ...
 
     def failed(self, due: Due, failure: Failure, *, rejected: bool = False) -> Operation[str]:
-        """Its handling failed. It waits for the next time, or is dead when its calls are used up or it is `rejected`;
-        the state comes back, "" where the lease was over."""
+        """Record a failed call of a leased letter, and return its state.
+
+        "" if the lease had expired. It waits for the next call, or is dead if it is `rejected` or its calls
+        are used up.
+        """
         ...
 
     def put_off(self, due: Due, seconds: float, reason: str = "") -> Operation[str]:
-        """Handle it again after `seconds`; that is no failure. Put off too often it is dead; the state comes back, ""
-        where the lease was over."""
+        """Postpone a leased letter by `seconds`, and return its state; "" if the lease had expired.
+
+        This is not a failure, but after too many postponements the letter is dead.
+        """
         ...
 
     def give_back(self, due: Due) -> Operation[bool]:
-        """It was taken and not handled: it waits as before, and the call is not counted."""
+        """Release a leased letter without a call.
+
+        The call is not counted. Return False if it had expired.
+        """
         ...
 
     def tidy(self) -> Operation[None]:
-        """Forget what ended long ago; now and then."""
+        """Delete letters that ended long ago; to be called from time to time."""
         ...
 
     def close(self) -> None:
-        """The end; what was taken and is not settled is taken again when its lease is over."""
+        """Close the store; leased letters are available again when their leases expire."""
         ...

@@ -1,4 +1,7 @@
-"""Who handles messages: functions by topic, and what happens around each call of one."""
+"""Listeners: registration by topic, validation, and what is done around each call.
+
+Also `Reject` and `RetryLater`, which a listener may raise to decide what happens with its message.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,28 @@ from tfmq.errors import BadRequest, DecodeFailed
 log = logging.getLogger("tfmq.consumer")
 
 Listener = Callable[[ReceivedMessage[Any]], Any]
-"""Called with a message; what it returns is awaited where that can be. Returning acknowledges."""
+"""Called with a message; an awaitable result is awaited. Returning acks the message."""
 Function = TypeVar("Function", bound=Listener)
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 _OURS: Final = "tfmq.client."
-"""Modules between a worker and the user's function; their frames are left out at the head of a traceback."""
+"""Modules between a worker and the user's function.
+
+The head of a traceback omits their frames.
+"""
 
 
 class Listeners:
-    """Those of one consumer."""
+    """Listeners of one consumer, by topic."""
 
     def __init__(self) -> None:
         self.default: Listener | None = None
         self._by_topic: dict[str, Listener] = {}
 
     def on(self, topic: str) -> Callable[[Function], Function]:
-        """A decorator: the function handles what comes from `topic`. Raises BadRequest for no topic's name, and where
-        the topic has a listener already."""
+        """Return a decorator that registers a listener for `topic`.
+
+        Raises BadRequest for an invalid topic name, and where the topic has a listener already.
+        """
         if not limits.valid_name(topic):
             raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
         if topic in self._by_topic:
@@ -50,25 +58,28 @@ class Listeners:
         return register
 
     def of(self, topic: str) -> Listener:
-        """Who handles messages of `topic`. Raises BadRequest where nobody does."""
+        """Return the listener for `topic`. Raises BadRequest if there is none."""
         found = self._by_topic.get(topic, self.default)
         if found is None:
             raise BadRequest(
-                f'Nobody handles the topic {topic}: register a listener with @consumer.on("{topic}"), or give run() one'
-                " for all."
+                f'No listener for the topic {topic}: register one with @consumer.on("{topic}"), or give run() one for'
+                " all topics."
             )
         return found
 
     def check(self, topics: Sequence[str], reads: Callable[[str], bool]) -> None:
-        """Raises BadRequest unless each of `topics` has a listener, there is any at all, and each has a topic that the
-        consumer `reads`."""
+        """Raise BadRequest unless the listeners match the consumer's topics.
+
+        There must be any listener, one for each of `topics`, and none for a topic that the consumer does not
+        read.
+        """
         for topic in topics:
             self.of(topic)
         for topic in self._by_topic:
             if not reads(topic):
                 raise BadRequest(
                     f"There is a listener for the topic {topic}, which this consumer does not read: name it in topics=,"
-                    " or take the listener out."
+                    " or remove the listener."
                 )
         if self.default is None and not self._by_topic:
             raise BadRequest(
@@ -77,18 +88,18 @@ class Listeners:
 
 
 def checked(listener: Any) -> Listener:
-    """`listener`, which can be called with a message and does its work then. Raises BadRequest."""
+    """Return `listener`. Raises BadRequest if it is not callable with a message or a generator."""
     if not callable(listener):
         raise BadRequest(f"A listener is a function that takes a message; {listener!r} cannot be called.")
     name = getattr(listener, "__qualname__", None) or repr(listener)
     if _any_of(listener, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
         raise BadRequest(
-            f"The listener {name} is a generator, for the yield in it: calling it would run nothing of its body. A"
+            f"The listener {name} is a generator (it contains a yield): calling it would not run its body. A"
             " listener is a plain function, or a coroutine function."
         )
     try:
         signature = inspect.signature(listener, follow_wrapped=False)
-    except (TypeError, ValueError):  # of some that are built in nothing is known
+    except (TypeError, ValueError):  # inspect.signature() fails for some built-ins
         signature = None
     if signature is not None:
         try:
@@ -102,36 +113,39 @@ def checked(listener: Any) -> Listener:
 
 
 def awaits(listener: Listener) -> bool:
-    """Whether calling it only makes a coroutine, so that it belongs into an event loop."""
+    """Return whether calling `listener` only creates a coroutine, which needs an event loop."""
     return _any_of(listener, inspect.iscoroutinefunction)
 
 
 def _any_of(listener: Any, *kinds: Callable[[Any], bool]) -> bool:
-    """Whether it, or what it calls, is of one of these kinds."""
+    """Return whether `listener`, or the function that it calls, satisfies one of the predicates."""
     while isinstance(listener, functools.partial):
         listener = listener.func
-    called = getattr(listener, "__call__", None)  # noqa: B004 - its code is looked at, it is not called
+    called = getattr(listener, "__call__", None)  # noqa: B004 - the attribute is inspected, not called
     return any(kind(listener) or kind(called) for kind in kinds)
 
 
 def finished(found: object) -> None:
-    """What a listener returned, and nobody awaits any more. Raises BadRequest where that shows that its work was not
-    done: returning acknowledges."""
+    """Check the final result of a listener.
+
+    Raises BadRequest for a coroutine or a generator: its body did not run, but returning acks the message.
+    """
     if inspect.iscoroutine(found) or inspect.isgenerator(found):
-        found.close()  # it never began
+        found.close()  # its body never started
     elif not inspect.isasyncgen(found):
         return
     raise BadRequest(
-        f"The listener returned {found!r}, which nobody runs: nothing of its body was done. A listener does its work"
-        " before it returns; one that is awaited awaits what it calls."
+        f"The listener returned {found!r}, whose body was not run. A listener must do its work"
+        " before it returns; a coroutine function must await what it calls."
     )
 
 
 @contextmanager
 def in_work(message: ReceivedMessage[Any], hooks: Sequence[Any]) -> Iterator[None]:
-    """Around a call of a handler, in its thread, or in its task: hooks, and `commit()` knows which message is meant.
+    """Return a context manager for a handler call: runs hooks and sets the current message.
 
-    What `before_handle` raises is the handler's failure; what `after_handle` raises is logged.
+    `commit()` uses the current message. Enter the context in the handler's thread or task. An exception of
+    `before_handle` is the handler's failure; one of `after_handle` is logged.
     """
     token = IN_WORK.set(message)
     entered: list[Any] = []
@@ -156,11 +170,12 @@ def in_work(message: ReceivedMessage[Any], hooks: Sequence[Any]) -> Iterator[Non
 def log_failure(
     message: ReceivedMessage[Any], error: Exception, then: str = "", *, tracebacks: bool = True
 ) -> None:
-    """Log that a call of a handler raised `error`, and what follows from that (`then`).
+    """Log the failure of a handler call, and what follows from it (`then`).
 
-    With `tracebacks` the log record carries `exc_info`; without, only the class of the error. The message is named by
-    its offset: key and payload are not logged, so no words of a `DecodeFailed` either, in which codecs quote payloads.
-    `RetryLater` is no failure and logged at INFO; of it and of `Reject` only the reason and the cause are of interest.
+    With `tracebacks` the log record has `exc_info`; without only the class of the error. The message is
+    identified by its offset: key and payload are not logged, and no text of a `DecodeFailed` either, because
+    codecs quote payloads in it. `RetryLater` is not a failure and logged at INFO; for it and for `Reject`
+    only the reason and the cause are logged.
     """
     place = f"{message.topic}-{message.partition} at offset {message.offset}"
     if isinstance(error, Reject | RetryLater):
@@ -168,7 +183,7 @@ def log_failure(
         reason = f": {error.reason}" if tracebacks and error.reason and not _quotes_payload(error) else ""
         level, words = logging.WARNING, f"its handler rejected it{reason}."
         if isinstance(error, RetryLater):
-            level, words = logging.INFO, f"its handler put it off for {error.seconds:g} s{reason}."
+            level, words = logging.INFO, f"its handler postponed it by {error.seconds:g} s{reason}."
     else:
         cause = error
         level, words = logging.WARNING, f"a call of its handler failed ({type(error).__name__}){then}."
@@ -178,17 +193,17 @@ def log_failure(
 
 
 def _bounded(exc_info: ExcInfo) -> str:
-    """The end of the traceback's text where all of it is too long for a log, or cannot be encoded; otherwise "" """
+    """Return the end of a traceback that is too long for a log or not encodable, otherwise ""."""
     text = printed(lambda error: traceback.format_exception(type(error), error, exc_info[2]), exc_info[1])
     try:
         whole = "".join(traceback.format_exception(*exc_info)).encode()
-    except Exception:  # a lone surrogate, or an error that cannot be printed
+    except Exception:  # a lone surrogate, or an error that cannot be formatted
         whole = None
     return "" if whole is not None and len(text) <= TRACEBACK_CHARACTERS else text[-TRACEBACK_CHARACTERS:]
 
 
 def _exc_info(error: BaseException | None) -> ExcInfo | None:
-    """What a log record carries of `error`; None where a codec's words would be in it."""
+    """Return the `exc_info` to log, or None if it contains the text of a `DecodeFailed`."""
     if error is None or _quotes_payload(error):
         return None
     trace = error.__traceback__
@@ -200,7 +215,7 @@ def _exc_info(error: BaseException | None) -> ExcInfo | None:
 
 
 def _quotes_payload(error: BaseException) -> bool:
-    """Whether there is a DecodeFailed among all that Python would print of `error`."""
+    """Return whether the printed traceback would include a DecodeFailed."""
     seen: dict[int, BaseException] = {}
     left = [error]
     while left:
@@ -214,13 +229,10 @@ def _quotes_payload(error: BaseException) -> bool:
     return False
 
 
-# How a handler says what is to become of its message: it returns, it raises anything, or it raises one of these.
-
-
 class Reject(Exception):
-    """Raised by a handler: this message will never be handled. It becomes a dead letter at once, without a retry."""
+    """Raised by a handler: the message becomes a dead letter at once, without a retry."""
 
-    __module__ = "tfmq"  # the name that people write is the one that logs and dead letters show
+    __module__ = "tfmq"  # the public name, for logs and dead letters
 
     def __init__(self, reason: str = "rejected") -> None:
         super().__init__(reason)
@@ -228,8 +240,10 @@ class Reject(Exception):
 
 
 class RetryLater(Exception):
-    """Raised by a handler: not now. Those behind it go on; it is kept, and handled again after `seconds` (a number from
-    0 on, or a timedelta). `reason` is kept with it. Raises `BadRequest` for other times.
+    """Raised by a handler: store the message and handle it again after `seconds`.
+
+    The following messages of its queue are handled meanwhile. `seconds` is a number from 0 on, or a
+    timedelta; `reason` is stored. Raises BadRequest for other times.
     """
 
     __module__ = "tfmq"
@@ -245,5 +259,5 @@ class RetryLater(Exception):
         self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As another process gets it, such as one of a pool that a handler asks."""
+        """Support pickling, for example by a process pool that a handler uses."""
         return type(self), (self.seconds, self.reason)

@@ -1,8 +1,9 @@
-"""`with message.handling():` in a loop: the same message comes again when its body fails, and ends as a dead letter.
+"""Context manager `message.handling()`, which retries and finally stores failing messages.
 
-What the body raises is swallowed here, but for what ends the program, and for what there is no store for. The loop goes
-on with the same message, after a pause, until its calls are used up; behind it wait those of its partition, and the
-others of the loop. A message that `poll` gave cannot come again in its place: it is a dead letter at once.
+The context suppresses what the body raises, except exceptions that end the program, and failures for which
+there is no store. The loop continues with the same message, after a pause, until its calls are used up; all
+other messages of the loop wait. A message that `poll` returned cannot be delivered again in order, so it
+becomes a dead letter at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ NEVER_YET: Final = float("-inf")
 
 
 class LoopHandling:
-    """That of one consumer. `run` is its driver's; `open_store` gives its store of dead letters, or None."""
+    """Creates the contexts of one consumer's messages.
+
+    `run` is that of the consumer's driver; `open_store` returns the dead-letter store, or None. `is_async`:
+    the consumer is an asyncio one.
+    """
 
     def __init__(
         self,
@@ -53,11 +58,14 @@ class LoopHandling:
         self._failing: tuple[ReceivedMessage[Any], int] | None = None
 
     def context(self, message: ReceivedMessage[Any], tracebacks: bool) -> Handling:
-        """Return the context for one message. With `tracebacks` False only the class of an error is logged."""
+        """Return the context for one message.
+
+        With `tracebacks` False only the class of an error is logged.
+        """
         return Handling(self, message, tracebacks)
 
     def close(self) -> None:
-        """The store, if it was opened."""
+        """Close the store if it was opened."""
         if self._store is not None:
             self._store.close()
         self._opened, self._store = False, None
@@ -65,8 +73,11 @@ class LoopHandling:
     def ended(
         self, message: ReceivedMessage[Any], error: BaseException | None, tracebacks: bool = True
     ) -> Operation[bool]:
-        """The body came to its end, or raised `error`; whether that is dealt with. What is, is logged, with its
-        traceback or without."""
+        """Handle the end of the `with` body.
+
+        Return True if `error` was handled and must be suppressed. A handled error is logged, with its
+        traceback or without. Raises NotAllowed for `RetryLater`.
+        """
         if error is None:
             if self._calls(message):
                 self._failing = None
@@ -82,6 +93,7 @@ class LoopHandling:
         return (yield from self._failed(message, error, tracebacks))
 
     def _failed(self, message: ReceivedMessage[Any], error: Exception, tracebacks: bool) -> Operation[bool]:
+        """Record a failure of the body. Return False if it must be raised."""
         options, core = self._core.options, self._core
         if not self._opened:
             self._store, self._opened = self._open_store(), True
@@ -116,7 +128,7 @@ class LoopHandling:
         return True
 
     def _tidied(self, store: DeadLetters) -> Operation[None]:
-        """Now and then, where the store grows: what ended long ago is forgotten. It can wait where that fails."""
+        """Delete expired letters from time to time. A failure is logged; the next time repeats it."""
         now = self._core.link.now()
         if now < self._tidy_at:
             return
@@ -124,10 +136,10 @@ class LoopHandling:
         try:
             yield from store.tidy()
         except TfmqError as error:
-            log.warning("Dead letters that ended long ago are not forgotten yet: %s", error)
+            log.warning("Dead letters that ended long ago could not be deleted yet: %s", error)
 
     def _calls(self, message: ReceivedMessage[Any]) -> int:
-        """How many calls of it failed here."""
+        """Return the number of failed calls of `message` in this consumer."""
         known, calls = self._failing or (None, 0)
         same = known is not None and (known.topic, known.partition, known.offset) == (
             message.topic,
@@ -138,7 +150,7 @@ class LoopHandling:
 
 
 class Handling:
-    """What `message.handling()` gives: `with` it, and with an asyncio consumer `async with`."""
+    """Context of one message, the result of `message.handling()`."""
 
     def __init__(self, handler: LoopHandling, message: ReceivedMessage[Any], tracebacks: bool = True) -> None:
         self._handler = handler
@@ -171,11 +183,13 @@ class Handling:
         return bool(await self._handler.run(self._ended(error))) and error is not None
 
     def _ended(self, error: BaseException | None) -> Operation[bool]:
+        """Return the operation for the end of the body."""
         return self._handler.ended(self._message, error, self._tracebacks)
 
     def _leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Exit the hooks' context; the error of the body is not raised here."""
         try:
             self._around.__exit__(kind, error, trace)
         except BaseException as again:

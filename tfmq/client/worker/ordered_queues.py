@@ -1,7 +1,8 @@
-"""Which message a handler may be called with next: lanes, in which one waits for the one before. Pure.
+"""Ordered queues of handler jobs: which message a worker may handle next. No I/O.
 
-A lane is a partition, a key of a partition, or one message alone, as `order` says. In a lane one message is in work at
-a time, and one that failed stays at its head until it is called again, is done, or is given up. Lanes take turns.
+A queue is for a partition, for a key of a partition, or for one message alone, as `order` says. One message
+of a queue is in progress at a time. A failed one stays at the head until it is called again, acked or a dead
+letter. Queues take turns.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ NEVER: Final = float("inf")
 
 
 class Job:
-    """One message on its way to a handler.
+    """A message for a handler, and the state of its calls.
 
-    `ledger` None: a dead letter that is handled again; `ended` is raised then, with `error` · `failures`: calls that
-    failed here, `fences` those in which its partition seemed to be another's · `careful`: its calls are counted before
-    they begin; `saves_first`: what is finished is saved before it begins · `begun`: the next one was counted; `noted`:
-    the store knows of it · `started`: it was given out; `working`: it is.
+    `ack_tracker` is None for a dead letter that is handled again; `ended` is set at its end, with `error` ·
+    `failures`: failed calls, `fenced_count`: calls during which its partition seemed lost ·
+    `count_before_call`: calls are counted in the store before they start; `commit_first`: acked offsets are
+    committed before the call · `counted`: the next call is counted already; `in_store`: the store has
+    failures of it · `started`: a worker got it; `in_progress`: a worker has it now.
     """
 
     __slots__ = (
@@ -61,17 +63,17 @@ class Job:
 
     @property
     def void(self) -> bool:
-        """Whether its partition is not this consumer's any more, or is read from another place."""
+        """Whether its partition was lost or sought, or the wait for a dead letter was cancelled."""
         return self.cancelled if self.ledger is None else self.ledger.void
 
     @property
     def leaving(self) -> bool:
-        """Whether its partition is to go, so that it must not begin now."""
+        """Whether its partition is revoked, so that the call must not start now."""
         return self.ledger is not None and self.ledger.leaving and not self.ledger.void
 
 
 class Lane:
-    """Jobs in order; the first is in work, waits for its time, or is next."""
+    """Jobs in order; the first is in progress, waits for its retry, or is next."""
 
     __slots__ = ("jobs", "key")
 
@@ -81,7 +83,7 @@ class Lane:
 
 
 class HandlerLanes:
-    """All lanes of one consumer; times are seconds of the caller's clock."""
+    """All ordered queues of one consumer; times are seconds of the caller's clock."""
 
     def __init__(self, order: str = "partition") -> None:
         self._order = order
@@ -93,7 +95,7 @@ class HandlerLanes:
         self._numbers = itertools.count()
 
     def add(self, job: Job) -> None:
-        """Behind everything of its lane; a dead letter is in none."""
+        """Append a job to its queue. Dead letters have no queue and are handled first."""
         if job.ledger is None:
             self._letters.append(job)
             return
@@ -108,7 +110,7 @@ class HandlerLanes:
         lane.jobs.append(job)
 
     def next_letter(self) -> Job | None:
-        """A dead letter to begin now, which `done` ends."""
+        """Return the next dead letter to handle, or None. `complete` must follow."""
         while self._letters:
             job = self._letters.popleft()
             if not job.void:
@@ -116,7 +118,10 @@ class HandlerLanes:
         return None
 
     def next(self, now: float) -> Job | None:
-        """The job to begin now, dead letters first; `done` or `again` ends that. None: all wait, or are in work."""
+        """Return the next job, dead letters first, or None if all wait or are in progress.
+
+        `complete` or `retry_at` must follow.
+        """
         letter = self.next_letter()
         if letter is not None:
             return letter
@@ -139,7 +144,7 @@ class HandlerLanes:
         return None
 
     def done(self, job: Job) -> None:
-        """It is over, one way or another: the next of its lane may begin."""
+        """Remove a job that is acked or dropped, so that the next of its queue may start."""
         lane = job.lane
         if lane is None:
             return
@@ -151,25 +156,26 @@ class HandlerLanes:
             self._end(lane)
 
     def again(self, job: Job, at: float) -> None:
-        """It begins once more at that time; its lane waits."""
+        """Schedule a job for another call at `at`; its queue waits."""
         assert job.lane is not None and job.lane.jobs[0] is job
         heapq.heappush(self._waiting, (at, next(self._numbers), job.lane))
 
     def next_time(self) -> float:
-        """When a job that waits for its time may begin; infinity: none waits."""
+        """Return when the next scheduled retry is due; infinity if there is none."""
         return self._waiting[0][0] if self._waiting else NEVER
 
     @property
     def has_ready(self) -> bool:
-        """Whether `next` may have something at once."""
+        """Whether `next` may return a job now."""
         return bool(self._ready or self._letters)
 
     def _end(self, lane: Lane) -> None:
+        """Remove an empty queue."""
         if lane.key is not None:
             self._lanes.pop(lane.key, None)
 
     def _key(self, job: Job) -> Hashable | None:
-        """What its lane is called; None: it has one of its own."""
+        """Return the key of the job's queue, or None for a queue of its own."""
         message = job.message
         if self._order == "none":
             return None

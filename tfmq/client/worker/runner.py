@@ -1,4 +1,16 @@
-"""A broker that is away while handlers run: it is said soon, and an end of the run does not wait for it for long."""
+"""Handler runner of a consumer: selection of messages and processing of results.
+
+All methods are operations. Each worker, a thread or a task of a consumer API, repeats:
+`HandlerRunner.next_job`, the handler call, `finish_call`. Returning acks. A failure is recorded in the
+dead-letter store, and the handler is called again after a pause while its queue waits. After the last call
+the message is a dead letter, and its offset may be committed. Without a store the error ends the run.
+Committable is, per partition, the position before the lowest unacked message. Heartbeats and commits are
+background tasks of the consumer, and so is the retry loop over due dead letters, which workers handle like
+others.
+
+Also here: signal handlers, and the connectivity monitor that logs an unreachable broker and limits the wait
+for it.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +36,25 @@ from tfmq.errors import NOT_DONE, Closed, ConnectionFailed, DecodeFailed, Fenced
 log = logging.getLogger("tfmq.consumer")
 
 TELL_SECONDS: Final = 2.0
-"""How often a run looks whether there is a connection."""
+"""Interval of connectivity checks during a run."""
 LOOK_AWAY_SECONDS: Final = 0.5
-"""Likewise while it ends."""
+"""Interval of connectivity checks while a run is closing."""
 AWAY_SECONDS: Final = 5.0
-"""So long the end of a run waits for a broker that is away: longer than a restart of it. What supervisors give a
-process is 10 s and more."""
+"""How long closing waits for an unreachable broker.
+
+This is longer than a restart of the broker, and shorter than the 10 s and more that supervisors allow.
+"""
 
 
 class Away:
-    """Since when there has been no connection, by looks at `link`."""
+    """Measures how long there was no connection, by polling `link`."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._since: float | None = None
 
     def long(self) -> bool:
-        """Whether it has been so for `AWAY_SECONDS`."""
+        """Return whether the broker has been unreachable for `DISCONNECTED_SECONDS_MAX`."""
         if self._link.state == "ready":
             self._since = None
         elif self._since is None:
@@ -48,57 +62,62 @@ class Away:
         return self._since is not None and self._link.now() >= self._since + AWAY_SECONDS
 
     def give_up(self, unsaved: bool) -> None:
-        """The run ends without the broker. Raises `ConnectionFailed` where something was to be `unsaved`."""
+        """End the run without the broker. Raises ConnectionFailed if acked offsets are `unsaved`."""
         if unsaved:
             raise ConnectionFailed(
-                f"The broker was away for the last {AWAY_SECONDS:g} s of the run: what was handled last could not be"
-                f" saved, and is handled again. {self._reason()}",
+                f"The broker was unreachable for the last {AWAY_SECONDS:g} s of the run: the last offsets could"
+                f" not be saved, so their messages are handled again. {self._reason()}",
                 outcome=NOT_DONE,
             )
         log.warning(
-            "The broker is away, so the group was not left; all that was handled is saved. %s", self._reason()
+            "The broker is unreachable, so the group was not left; all offsets are saved. %s", self._reason()
         )
 
     def tell(self) -> Operation[None]:
-        """Never ends: says it when the broker is away, and when it is back."""
+        """Log when the broker becomes unreachable and when it is reachable again, for ever."""
         told = False
         while True:
             yield Wait((), TELL_SECONDS)
             if self._link.state == "ready" or not self._link.connections:
                 if told:
-                    log.info("The broker is back.")
+                    log.info("The broker is reachable again.")
                 told = False
             elif not told:
-                log.warning("The broker is away; the run goes on when it is back. %s", self._reason())
+                log.warning(
+                    "The broker is unreachable; the run continues when it is reachable again. %s",
+                    self._reason(),
+                )
                 told = True
 
     def _reason(self) -> str:
+        """Return the last connection error, or ""."""
         return str(self._link.last_error or "")
 
 
-# SIGTERM and SIGINT while a consumer runs handlers: the first one ends the run in order, a second one at once.
-
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 EXIT_CODE_BASE: Final = 128
-"""What shells add to a signal's number where a program ended by it."""
+"""Added to a signal's number in the exit code, as shells do."""
 
 
 def at_once(number: int) -> BaseException:
-    """What ends a program that was told twice."""
+    """Return the exception that ends the program on a second signal."""
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(EXIT_CODE_BASE + number)
 
 
 def tell(number: int) -> None:
-    """Say what a first signal does."""
+    """Log what the first signal does."""
     log.info(
-        "%s: the messages in work are finished first; a second signal ends at once.",
+        "%s: messages in progress are finished first; a second signal ends at once.",
         signal.Signals(number).name,
     )
 
 
 class Signals:
-    """Within it signals call `stop`, a second one raises. Only the main thread can have them: elsewhere, and where
-    `wanted` is false, it does nothing."""
+    """Context manager for SIGTERM and SIGINT: the first calls `stop`, the second raises.
+
+    Only the main thread can install signal handlers; in other threads, and if `wanted` is False, this does
+    nothing.
+    """
 
     def __init__(self, stop: Callable[[], None], wanted: bool = True) -> None:
         self._stop = stop
@@ -118,12 +137,14 @@ class Signals:
         self._restore()
 
     def _restore(self) -> None:
+        """Restore the former signal handlers."""
         for number, handler in self._before.items():
-            # None: it was not set from Python, and cannot be set back.
+            # None: the handler was not installed from Python, and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before.clear()
 
     def _came(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
         if self._told:
             self._restore()
             raise at_once(number)
@@ -132,35 +153,34 @@ class Signals:
         self._stop()
 
 
-# A consumer that runs handlers, without a face: which message is next, and what becomes of it, as operations.
-#
-# Workers, threads or tasks of a face, do the same each: `next_job`, the call, `settle`. Returning acknowledges. A
-# failure is noted in the store of dead letters and called again after a pause, while its lane waits; when its calls
-# are used up the store has it, and the offset may pass. Without a store the error ends the run. What may be saved is,
-# of each partition, the place before its lowest unfinished message; heartbeats and saves are tasks of the consumer's
-# own, and so is the loop over dead letters whose time has come, which workers handle like others.
-
 Result = TypeVar("Result")
 
 FAILING: Final = "failing"
-"""What a store says of a message that is to be called again."""
+"""State of a stored message whose handler is to be called again."""
 CAREFUL: Final = 16
-"""So many messages of a partition, the first behind a start, may have ended the process before: their calls are counted
-before they begin. Each costs two commits of the store."""
+"""First messages of a partition whose calls are counted in the store before they start.
+
+One of these may have crashed the process in a former run. Each costs two commits of the store.
+"""
 CAREFUL_SAVES_MAX: Final = 4096
-"""Behind 16, 32 ... messages of a partition, up to so many, its offset is saved before the next one begins: what ends
-the process again and again comes among the first few of some start, each time at most half as far behind it."""
+"""Limit of the early offset commits, before the 16th, 32nd, 64th ... message of a partition.
+
+A message that crashes the process again and again is thus among the first few after some restart, since each
+restart at least halves the number of messages before it.
+"""
 OUT_BYTES: Final = 4 << 20
-"""A partition whose lowest unfinished message lies so far back is read no further until that is done."""
+"""Maximum span from the lowest unacked message; beyond it a partition is not read further."""
 FENCES_MAX: Final = 8
-"""So often `Fenced` from a handler is taken for a partition that went away, which the next heartbeat would say: that is
-half a minute. Then it is a failure as any other."""
+"""How often `Fenced` from a handler is treated as a lost partition.
+
+The next heartbeats would report that, within half a minute. After that it is a failure like any other.
+"""
 LOOK_SECONDS: Final = 60.0
-"""A worker that waits looks again after so long, whatever it waits for."""
+"""Maximum time between two checks of an idle worker."""
 
 
 class RetryLoop(Protocol):
-    """The loop over dead letters whose time has come."""
+    """Loop over dead letters that are due."""
 
     stop_asked: Flag
 
@@ -168,8 +188,11 @@ class RetryLoop(Protocol):
 
 
 class Running:
-    """One run of one consumer. `chance` gives numbers from 0 to 1, `wall_clock` seconds since 1970; `raise_flag` wakes
-    a thread that waits for a flag; `tracebacks`: the log has the traceback of each call that failed."""
+    """One run of handlers of one consumer.
+
+    `chance` returns random numbers from 0 to 1, `wall_clock` seconds since 1970. `raise_flag` sets an event
+    on which another thread waits. `tracebacks`: failed calls are logged with their tracebacks.
+    """
 
     def __init__(
         self,
@@ -183,7 +206,7 @@ class Running:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.failure: BaseException | None = None
-        """What ended the run; None: `stop` did."""
+        """What ended the run; None if it was `stop`."""
         self.retry_loop: RetryLoop | None = None
         self.store = store
         self._core = core
@@ -197,30 +220,33 @@ class Running:
         self._idle = 0
         core.positions.ledgers.stayed = self._wake
 
-    # The beginning and the end
+    # Start and shutdown
 
     def starting(self) -> Operation[None]:
-        """Dead letters are handled again from now on."""
+        """Start the connectivity monitor and the retry loop."""
         yield from ()
         self._core.tasks.start(Away(self._core.link).tell(), self._fail)
         if self.retry_loop is not None:
             self._core.tasks.start(self._retry(self.retry_loop), self._fail)
 
     def failed(self, error: BaseException) -> Operation[None]:
-        """The run ends because of `error`: nothing more begins, what is in work is finished."""
+        """End the run because of `error`: no call starts, calls in progress are finished."""
         yield from ()
         self._fail(error)
 
     def failed_late(self, error: Exception) -> Operation[None]:
-        """Closing met `error`: it is what ended the run, unless there was another one before."""
+        """Record an error of `close`, unless another one ended the run before."""
         yield from ()
         if self.failure is not None:
-            log.warning("Closing behind an error met another one: %s", error)
+            log.warning("Closing after an error failed as well: %s", error)
         self._fail(error)
 
     def closing(self) -> Operation[None]:
-        """Save what is finished, leave the group. Bounded by the consumer's `timeout`; a broker that is away is waited
-        for a few seconds. Raises what kept the offsets from being saved."""
+        """Commit what is acked and leave the group.
+
+        Bounded by the consumer's `timeout`, and a few seconds for an unreachable broker. Raises what
+        prevented the commit.
+        """
         core = self._core
         if core.closed:
             return
@@ -239,6 +265,7 @@ class Running:
             core.closed = True
 
     def _close(self) -> Operation[None]:
+        """Wait for the retry loop, then close the consumer."""
         core = self._core
         until = core.link.now() + core.options.timeout
         if self.retry_loop is not None:
@@ -249,24 +276,29 @@ class Running:
 
     @property
     def ending(self) -> bool:
-        """Whether nothing more begins."""
-        core = self._core  # in an event loop the flag is raised a turn later than stop() was called
+        """Whether no more calls start."""
+        core = self._core  # in an event loop the event is set later than stop() is called
         return core.stop_asked.done or core.positions.stopped or core.closed
 
     def _fail(self, error: BaseException) -> None:
+        """Record what ended the run, and stop the consumer."""
         if self.failure is None:
             self.failure = error
         self._core.stop()
         self._raise(self._core.stop_asked)
 
     def _raise(self, flag: Flag) -> None:
+        """Set an event here and for threads that wait for it."""
         flag.settle()
         self._raise_flag(flag)
 
-    # What is next
+    # Next message
 
     def next_job(self) -> Operation[Job | None]:
-        """A message to call a handler with, to be settled then; None: the run ends. Raises what stopped a partition."""
+        """Wait for the next message and return it for a handler call; None when the run ends.
+
+        `finish_call` or `abandon` must follow. Raises the failure of a partition.
+        """
         core = self._core
         while not self.ending:
             if core.membership is not None and core.handover.has_news:
@@ -282,7 +314,7 @@ class Running:
         return None
 
     def _fill(self) -> bool:
-        """Takes what was read of one partition into the lanes."""
+        """Move a decoded batch into the queues. Return False if there is none."""
         core, ledgers = self._core, self._core.positions.ledgers
         core.held = {each.name for each in ledgers if each.span >= OUT_BYTES}
         if not core.look():
@@ -300,7 +332,7 @@ class Running:
         return True
 
     def _rest(self) -> Operation[None]:
-        """Until there may be something to do."""
+        """Wait until there may be work, at most `IDLE_CHECK_SECONDS`."""
         core = self._core
         if self._news.done:
             self._news = Flag()
@@ -312,11 +344,15 @@ class Running:
             self._idle -= 1
 
     def _wake(self) -> None:
+        """Wake idle workers."""
         if self._idle:
             self._raise(self._news)
 
     def _begins(self, job: Job) -> Operation[bool]:
-        """Whether its handler is to be called; what is to be written down before that is."""
+        """Prepare a handler call. Return False if the message is not to be handled.
+
+        What must be committed or counted before the call is, when this returns.
+        """
         job.started = job.working = True
         if job.ledger is None:
             return True
@@ -332,6 +368,10 @@ class Running:
         return begins
 
     def _counted(self, job: Job, ledger: Ledger) -> Operation[bool]:
+        """Commit the offset or count the call first where that is necessary.
+
+        Return False to skip the call.
+        """
         core, store, message = self._core, self.store, job.message
         if core.options.commits == "before":
             ledger.finish(message)
@@ -349,10 +389,13 @@ class Running:
             return state == FAILING and not ledger.void
         return True
 
-    # What became of it
+    # Result of a call
 
     def settle(self, job: Job, error: Exception | None) -> Operation[None]:
-        """Its handler returned, or raised `error`. Raises what ends the run."""
+        """Process the end of a handler call, which raised `error` or returned.
+
+        Raises what ends the run.
+        """
         try:
             pause = yield from self._outcome(job, error)
         except BaseException:
@@ -366,12 +409,15 @@ class Running:
             self._wake()
 
     def abandon(self, job: Job) -> Operation[None]:
-        """Its call was broken off: it is not finished, and nothing is known of it."""
+        """Process an interrupted handler call: the message is not acked."""
         yield from ()
         self._put_down(job)
 
     def _outcome(self, job: Job, error: Exception | None) -> Operation[float | None]:
-        """The pause before its next call; None: it is over."""
+        """Record the result of a call.
+
+        Return the pause before the next call, or None if there is none.
+        """
         store, message = self.store, job.message
         if job.ledger is None:
             job.error = error
@@ -380,7 +426,7 @@ class Running:
             return None
         if job.ledger.void:
             if error is not None and not isinstance(error, Fenced):
-                self._log(job, error, "; its partition is another member's by now, which handles it")
+                self._log(job, error, "; its partition belongs to another member by now, which handles it")
             return None
         if error is None:
             if store is not None and (job.noted or job.begun):
@@ -395,13 +441,18 @@ class Running:
         return (yield from self._with_store(store, job, error))
 
     def _without_store(self, job: Job, error: Exception) -> float:
+        """Return the pause before the next call without a store. Raises `error` after the last call."""
         final = isinstance(error, Reject | RetryLater | DecodeFailed) or self._once
         if final or job.failures > self._core.options.retries:
-            self._fail(error)  # whatever it is: `Closed` of a listener is not the end of a worker
+            self._fail(error)  # also an error like `Closed`, which a worker would take for the end of the run
             raise error
         return self._paused(job, error)
 
     def _with_store(self, store: DeadLetters, job: Job, error: Exception) -> Operation[float | None]:
+        """Record a failure in the store.
+
+        Return the pause before the next call, or None if it was the last.
+        """
         message = job.message
         failure = Failure.of(error, round(self._wall_clock() * 1000))
         begun, job.begun = job.begun, False
@@ -426,19 +477,21 @@ class Running:
 
     @property
     def _once(self) -> bool:
-        """Whether a message is called at most once: its offset was saved before."""
+        """Whether messages are handled at most once: offsets are committed before the call."""
         return self._core.options.commits == "before"
 
     def _paused(self, job: Job, error: Exception) -> float:
+        """Log the failure, and return the pause before the next call."""
         pause = pause_seconds(job.failures, self._chance())
         self._log(job, error, f"; it is called again in {pause:.1f} s")
         return pause
 
     def _log(self, job: Job, error: Exception, then: str = "") -> None:
+        """Log a failed call."""
         log_failure(job.message, error, then, tracebacks=self._tracebacks)
 
     def _over(self, job: Job) -> None:
-        """It is finished: the offset may pass it, its lane goes on."""
+        """Ack a message, so that its offset may be committed, and continue its queue."""
         ledger = job.ledger
         if ledger is not None and not ledger.void:
             ledger.finish(job.message)
@@ -448,7 +501,7 @@ class Running:
             self._wake()
 
     def _put_down(self, job: Job) -> None:
-        """No handler is at work on it any more. A second time does nothing."""
+        """Mark a message as not in progress. A second call does nothing."""
         if job.working:
             job.working = False
             if job.ledger is not None:
@@ -456,7 +509,10 @@ class Running:
         job.ended.settle()
 
     def _save_early(self) -> Operation[None]:
-        """Where the broker does not take it now, the next save does."""
+        """Commit acked offsets early.
+
+        A failure is ignored, because the next periodic commit repeats it.
+        """
         try:
             yield from self._core.save()
         except Closed:
@@ -467,8 +523,10 @@ class Running:
     def _sure(
         self, make: Callable[[], Operation[Result]], waits: str = "A handled message waits"
     ) -> Operation[Result]:
-        """What `make()` does, done again as long as its store does not answer; `waits` is said of it then. Raises the
-        rest, and that at the end."""
+        """Repeat the store operation `make()` while it fails with retriable errors, with a log line.
+
+        Raises other errors, and retriable ones when the run is stopping.
+        """
         tries = 0
         while True:
             try:
@@ -481,10 +539,13 @@ class Running:
                 log.error("%s, and its store is tried again in %.1f s: %s", waits, pause, error)
             yield Wait((self._core.stop_asked,), pause)
 
-    # Dead letters whose time has come
+    # Due dead letters
 
     def again(self, message: ReceivedMessage[Any]) -> Operation[None]:
-        """Has a worker call the handler with it. Raises what that raises; `NotCalled` where the run ends before."""
+        """Have a worker call the handler with a dead letter, and wait for the result.
+
+        Raises what the handler raises, and HandlerNotCalled if the run ends before the call.
+        """
         job = Job(message)
         self._lanes.add(job)
         self._wake()
@@ -500,6 +561,7 @@ class Running:
             raise job.error
 
     def _retry(self, loop: RetryLoop) -> Operation[None]:
+        """Run the retry loop, and set an event at its end."""
         try:
             yield from loop.run()
         finally:

@@ -1,4 +1,8 @@
-"""An event loop in a thread, for listeners that are coroutine functions of a consumer that is blocking."""
+"""`run` of the blocking consumer, with threads as workers.
+
+A single worker is the calling thread, several are threads of their own. Listeners that are coroutine
+functions run in one event loop in a further thread.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,14 @@ from tfmq.client.worker.runner import Running, Signals
 from tfmq.errors import Closed
 
 STOP_SECONDS: Final = 5.0
-"""For tasks that listeners left behind, once the run is over."""
+"""Time limit for cancelled tasks of listeners after the run."""
 
 
 class ListenerLoop:
-    """One loop for all workers, so that what listeners share (a session, a pool) belongs to it. Started when needed."""
+    """Event loop in a thread, started on first use.
+
+    All workers share it, because objects that listeners share (a session, a pool) belong to one loop.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +36,10 @@ class ListenerLoop:
         self._thread: threading.Thread | None = None
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """What it comes to, in the caller's context; any thread but the loop's. Interrupted, it is cancelled."""
+        """Run `awaitable` in the caller's context and return its result. Cancelled if interrupted.
+
+        Must not be called in the loop's own thread.
+        """
 
         async def awaited() -> Any:
             return await awaitable
@@ -42,7 +52,7 @@ class ListenerLoop:
             raise
 
     def stop(self) -> None:
-        """Cancel what is left, end the thread. Bounded."""
+        """Cancel remaining tasks and end the thread. Bounded by `STOP_SECONDS`."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
@@ -51,6 +61,7 @@ class ListenerLoop:
             thread.join(STOP_SECONDS)
 
     def _started(self) -> asyncio.AbstractEventLoop:
+        """Start the thread if necessary and return its loop."""
         with self._lock:
             if self._loop is None:
                 loop = self._loop = asyncio.new_event_loop()
@@ -62,6 +73,7 @@ class ListenerLoop:
 
 
 def _turn(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped, then cancel remaining tasks."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -75,14 +87,12 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-# `run` of the blocking consumer: one worker is the calling thread, several are threads of their own.
-
 JOIN_SECONDS: Final = 5.0
-"""Workers that have nothing in work any more end at once."""
+"""Time limit for workers to end; they have no message in progress then."""
 
 
 class ThreadRun:
-    """One run. `stop` is the consumer's."""
+    """One `run` of a blocking consumer. `stop` is the consumer's."""
 
     def __init__(
         self,
@@ -102,7 +112,10 @@ class ThreadRun:
         self._all_ended = Flag()
 
     def run(self, workers: int, signals: bool) -> None:
-        """Until `stop`, a signal, or an error, which is raised. Then what is finished is saved, and the group left."""
+        """Run until `stop`, a signal or an error, then commit what is acked and leave the group.
+
+        Raises the error that ended the run.
+        """
         driver, running = self._driver, self._running
         try:
             with Signals(self._stop, signals):
@@ -113,7 +126,9 @@ class ThreadRun:
                     else:
                         self._work_beside(workers)
                 except Closed:
-                    pass  # the consumer was closed meanwhile: that is an end, too; a listener's own stands in `failure`
+                    # The consumer was closed meanwhile, which is a regular end. A `Closed` that a listener
+                    # raised is in `failure`.
+                    pass
                 except BaseException as error:
                     driver.run(running.failed(error))
                 try:
@@ -129,7 +144,7 @@ class ThreadRun:
             raise running.failure
 
     def _work(self) -> None:
-        """One worker: a message at a time, until the run ends."""
+        """Handle one message after the other until the run ends."""
         driver, running = self._driver, self._running
         while (job := driver.run(running.next_job())) is not None:
             settled = False
@@ -143,7 +158,7 @@ class ThreadRun:
                         driver.run(running.abandon(job))
 
     def _called(self, job: Job) -> Exception | None:
-        """What the listener raised; None: it returned."""
+        """Call the listener. Return what it raised, or None."""
         listener = self._listeners.of(job.message.topic)
         try:
             with in_work(job.message, self._hooks):
@@ -156,9 +171,10 @@ class ThreadRun:
         return None
 
     def _waited(self, awaitable: Any) -> Any:
+        """Await in the listeners' event loop."""
         with self._driver.lock:
             if self._loop is None:
-                pass  # MOVED  # who awaits nothing needs no event loop
+                pass  # MOVED  # created only when a listener returns an awaitable
 
                 self._loop = ListenerLoop()
         return self._loop.run(awaitable)
@@ -166,7 +182,10 @@ class ThreadRun:
     # Several workers
 
     def _work_beside(self, workers: int) -> None:
-        """The calling thread waits, and takes signals. Threads that a second one leaves behind end with the process."""
+        """Run worker threads and wait for them; the calling thread receives signals.
+
+        Threads that a second signal leaves behind end with the process, because they are daemons.
+        """
         threads = [
             threading.Thread(target=self._work_in_thread, name=f"tfmq-worker-{number}", daemon=True)
             for number in range(workers)
@@ -180,23 +199,26 @@ class ThreadRun:
             thread.join(JOIN_SECONDS)
 
     def _work_in_thread(self) -> None:
+        """Run a worker; an error ends the run."""
         try:
             self._work()
         except Closed:
-            pass  # the run ended without this worker, at once
+            pass  # the run ended at once, without this worker
         except BaseException as error:
             self._driver.run(self._running.failed(error))
         finally:
             with contextlib.suppress(Closed):
                 self._driver.run(self._end())
-            self._driver.raise_flag(Flag())  # the caller may sleep on the socket
+            self._driver.raise_flag(Flag())  # the calling thread may be waiting on the socket
 
     def _end(self) -> Operation[None]:
+        """Count a worker as ended."""
         yield from ()
         self._left -= 1
         if not self._left:
             self._all_ended.settle()
 
     def _ended(self) -> Operation[None]:
+        """Wait until all workers ended."""
         while not self._all_ended.done:
             yield Wait((self._all_ended,))

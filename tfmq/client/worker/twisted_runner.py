@@ -1,7 +1,8 @@
-"""`run` of the Twisted consumer: workers are coroutines in the reactor, and so are listeners, which must not block.
+"""`run` of the Twisted consumer, with coroutines as workers.
 
-A reactor that stops waits for it: what is in work is finished and saved first. Signals are the reactor's own until
-then; from then on one ends the run at once.
+Listeners run in the reactor as well, so they must not block. A reactor that shuts down waits for the run:
+messages in progress are finished and committed. Until then signals are handled by the reactor; during the
+shutdown a signal ends the run at once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ log = logging.getLogger("tfmq.consumer")
 
 
 class Shutdown:
-    """Within it a reactor that stops calls `stop` and waits; a signal that comes then is told to `again`."""
+    """Context manager that makes the reactor's shutdown wait for the end of a run.
+
+    The shutdown calls `stop`. A signal during the shutdown is passed to `again`.
+    """
 
     def __init__(self, reactor: Any, stop: Callable[[], None], again: Callable[[int], None]) -> None:
         self._reactor = reactor
@@ -42,7 +46,7 @@ class Shutdown:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            # None: it was not set from Python, and cannot be set back.
+            # None: the handler was not installed from Python, and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if self._over is None:
             self._reactor.removeSystemEventTrigger(self._trigger)
@@ -50,7 +54,8 @@ class Shutdown:
             self._over.callback(None)
 
     def _begins(self) -> Deferred[None]:
-        log.info("The reactor stops: the messages in work are finished first; a signal ends the run at once.")
+        """Stop the run and return a Deferred that fires at its end."""
+        log.info("The reactor stops: messages in progress are finished first; a signal ends the run at once.")
         self._over = Deferred()
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
@@ -59,11 +64,12 @@ class Shutdown:
         return self._over
 
     def _came(self, number: int, frame: object) -> None:
+        """Pass a signal to the run, in the reactor's thread."""
         self._reactor.callFromThread(self._again, number)
 
 
 class DeferredRun:
-    """One run. `stop` is the consumer's."""
+    """One `run` of a Twisted consumer. `stop` is the consumer's."""
 
     def __init__(
         self,
@@ -84,8 +90,10 @@ class DeferredRun:
         self._cancelled: BaseException | None = None
 
     async def run(self, workers: int, signals: bool) -> None:
-        """Until `stop`, the reactor's end, or an error, which is raised. Then what is finished is saved, and the group
-        left."""
+        """Run until `stop`, the reactor's shutdown or an error.
+
+        Then commit what is acked and leave the group. Raises the error that ended the run.
+        """
         reactor = self._driver.take_reactor()
         running = self._running
         try:
@@ -98,6 +106,7 @@ class DeferredRun:
             raise running.failure
 
     async def _work_all(self, workers: int) -> None:
+        """Run the workers, then close the consumer."""
         driver, running = self._driver, self._running
         try:
             await driver.run(running.starting())
@@ -115,29 +124,33 @@ class DeferredRun:
             await driver.run(running.failed_late(error))
 
     def _one_over(self, _: object) -> None:
+        """Count a worker as ended."""
         self._open -= 1
         if not self._open and not self._all_over.called:
             self._all_over.callback(None)
 
     async def _cancel(self, error: BaseException) -> None:
-        """Workers end where they are; they are waited for."""
+        """Cancel the workers and wait for them."""
         if self._open:
             self._all_over = Deferred()
             self._cancelled = error
-            # In a turn of its own: a worker whose listener asks for it does not wait for anything yet.
+            # In another reactor iteration: a worker whose listener caused this is not waiting for anything
+            # yet.
             self._driver.take_reactor().callLater(0, self._cancel_workers, error)
             await self._all_over
 
     def _cancel_workers(self, error: BaseException) -> None:
+        """Cancel all workers because of `error`."""
         self._cancelled = self._cancelled or error
         for worker in self._workers:
             worker.cancel()
 
     def _again(self, number: int) -> None:
+        """End the run at once on a signal."""
         self._cancel_workers(at_once(number))
 
     async def _work(self) -> None:
-        """One worker. What ends it ends the run, and is kept there."""
+        """Handle one message after the other until the run ends. An error ends the run."""
         driver, running = self._driver, self._running
         try:
             while (job := await driver.run(running.next_job())) is not None:
@@ -151,14 +164,16 @@ class DeferredRun:
                         with contextlib.suppress(Closed):
                             await driver.run(running.abandon(job))
         except Closed:
-            pass  # the consumer was closed meanwhile: that is an end, too; a listener's own stands in `failure`
+            # The consumer was closed meanwhile, which is a regular end. A `Closed` that a listener raised is
+            # in `failure`.
+            pass
         except BaseException as error:
             if isinstance(error, CancelledError) and self._cancelled is not None:
                 error = self._cancelled
             await driver.run(running.failed(error))
 
     async def _called(self, job: Job) -> Exception | None:
-        """What the listener raised; None: it returned."""
+        """Call the listener. Return what it raised, or None."""
         message = job.message
         listener = self._listeners.of(message.topic)
         try:
@@ -168,7 +183,7 @@ class DeferredRun:
                     found = await found
                 finished(found)
         except Exception as error:
-            if self._cancelled is not None:  # a cancelled Deferred looks like any failure
+            if self._cancelled is not None:  # the exception of a cancelled Deferred may be of any kind
                 raise
             return error
         return None
