@@ -291,8 +291,7 @@ def test_owners_go_on_after_the_broker_was_started_again(broker: Broker) -> None
     stranger.join()
     assert stranger.held == {}
     assert (
-        stranger.note
-        == "3 members have up to 30 s to be heard of behind the start of the broker: ada, bob, eve"
+        stranger.note == "3 members have up to 30 s to reconnect after the start of the broker: ada, bob, eve"
     )
     for each in members:
         each.connect(again)

@@ -98,4 +98,4 @@ def test_a_failing_callback_does_not_swallow_the_next(reactor: Any, caplog: pyte
     workers.run(lambda: None, lambda *_: back.append(1))
     workers.stop()
     assert back == [1]
-    assert "what follows a worker's work failed" in caplog.text
+    assert "a callback after a worker's job failed" in caplog.text

@@ -1,7 +1,7 @@
-"""Administrative acts in the server's log: what was asked, by which client, and what came of it. Never payloads.
+"""Log lines for administrative commands: request, client and result.
 
-The names of topics, groups and schedules are letters that the protocol has checked; other words of a peer are shown
-as Python literals, so none can forge a line.
+Payloads are never logged. Topic, group and schedule names contain only characters that the protocol has validated.
+Other strings from a client are logged as Python literals, so that a client cannot forge a log line.
 """
 
 import logging
@@ -16,7 +16,7 @@ from tfmq.protocol import commands
 log = logging.getLogger("tfmq.broker")
 
 RESULT_SHOWN: Final = 1000
-"""Letters of a result that the log shows."""
+"""Characters of a result that are logged."""
 
 
 class Act(NamedTuple):
@@ -32,7 +32,7 @@ class Act(NamedTuple):
 
 
 class Recorded:
-    """The reply to one act: passes everything on, and logs the end."""
+    """Wrapper around a `Reply` that logs the result before it is sent."""
 
     def __init__(self, reply: Reply, session: Session, act: Act, request: Any) -> None:
         self._reply, self._session, self._act, self._request = reply, session, act, request
@@ -55,13 +55,13 @@ class Recorded:
         self._reply.error(error)
 
     def _log(self, result: str) -> None:
-        # A sentence may repeat what the peer sent: a line break in it would forge a line.
+        # An error sentence may quote the request: a line break in it would forge a log line.
         result = "".join(letter if letter.isprintable() else "?" for letter in result[:RESULT_SHOWN])
         log.info("%s, asked by %s: %s", self._act.what(self._request), self._session.identity, result)
 
 
 def recorded(method: Callable[[Any, Any, Body, Reply, Session], None]) -> Any:
-    """The command method, with a line in the log for each act."""
+    """Decorate a command method so that each call is logged as `LOGGED_COMMANDS` says."""
 
     @wraps(method)
     def command(self: Any, request: Any, body: Body, reply: Reply, session: Session) -> None:

@@ -1,7 +1,6 @@
-"""Work that peers ask for and that may take long: only so much of it runs at once, so that forces, rolls and what
-others ask for never wait behind all of it.
+"""Limits on the work that clients cause: worker jobs, and pending requests.
 
-What must wait does so here, and whoever asked for much is served in turn with those who asked for little.
+`BoundedExecutor` limits the jobs that run at once. `Backpressure` limits the bytes and requests that are pending.
 """
 
 from __future__ import annotations
@@ -15,15 +14,17 @@ from tfmq.broker.reply import Run, Session
 from tfmq.errors import Busy
 
 WAITING_MAX: Final = 100_000
-"""Each is an object of a few hundred bytes; whoever asked may be gone long since."""
+"""Each queued job takes a few hundred bytes, and the client that asked for it may have disconnected."""
 
 Waiting = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
 
 
 class Lane:
-    """A `Run` over another one, of which it takes `at_once` workers at most.
+    """A `Run` that uses at most `at_once` workers of another `Run`.
 
-    What would be more than `waiting_max` pieces of waiting work ends at once, as `Busy`.
+    Slow jobs that clients ask for therefore cannot delay fsyncs and segment rolls. Jobs above that number are queued
+    and started round-robin over the callers, so that one caller with many jobs does not delay the others. When
+    `queued_max` jobs are queued, the next one fails immediately with `Busy`.
     """
 
     def __init__(self, run: Run, at_once: int, waiting_max: int = WAITING_MAX) -> None:
@@ -39,7 +40,10 @@ class Lane:
         done: Callable[[Any, BaseException | None], None],
         who: object = None,
     ) -> None:
-        """As `Run`; `who` asks for it."""
+        """Run `work` in a worker, then call `done(result, error)`.
+
+        `caller` identifies the queue for round-robin.
+        """
         if self._free:
             self._begin(work, done)
         elif self._count >= self._waiting_max:
@@ -67,17 +71,12 @@ class Lane:
         done(result, error)
 
 
-# How much may wait for the disk: bytes and requests, of one session and of all.
-#
-# A session above its share is paused (its bytes stay in its own socket); above the broker's share a request
-# is refused as `Busy`, and nothing of it has happened.
-
 RESUME_PART = 2
-"""A paused session is read again when 1/2 of its share is free: fewer switches than at the edge."""
+"""A paused session is resumed when half of its limit is free again, to avoid rapid toggling at the limit."""
 
 
 class Share:
-    """What one session has waiting."""
+    """Pending bytes of one session, and whether the session is paused."""
 
     __slots__ = ("bytes", "paused")
 
@@ -87,7 +86,12 @@ class Share:
 
 
 class Quotas:
-    """Counts what is pending. Every `take` that returns is followed by exactly one `give` of its size."""
+    """Limits on pending bytes and requests, per session and for the whole broker.
+
+    A session above its own limit is paused: its unread bytes stay in its socket. Above the broker's limit a request
+    is rejected with `Busy` before it has any effect. Every `acquire` that returns is followed by exactly one
+    `release` of the same size.
+    """
 
     def __init__(self, limits: Mapping[str, int]) -> None:
         self.set_limits(limits)
@@ -96,16 +100,16 @@ class Quotas:
         self._shares: dict[Session, Share] = {}
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
-        """What may wait from now on; what waits already may be more."""
+        """Replace the limits. Requests that are already pending may exceed them."""
         self.bytes_max = limits["pending_bytes"]
         self.session_bytes_max = limits["pending_bytes_per_session"]
         self.requests_max = limits["pending_requests"]
 
     def take(self, session: Session, size_bytes: int) -> None:
-        """Counts one more request of `size_bytes`; raises `Busy` if the broker has no room for it."""
+        """Count one more pending request. Raises Busy if the broker has no room for it."""
         if self.requests >= self.requests_max or (self.bytes and self.bytes + size_bytes > self.bytes_max):
             raise Busy(
-                "The broker waits for its disk and takes no more for now. Wait a little and try again."
+                "The broker waits for its disk and accepts no more requests for now. Wait a little and try again."
             )
         share = self._shares.get(session)
         if share is None:
@@ -118,7 +122,7 @@ class Quotas:
             session.pause()
 
     def give(self, session: Session, size_bytes: int) -> None:
-        """A request of `size_bytes` has been answered."""
+        """Release a request of `size_bytes` after its reply."""
         self.bytes -= size_bytes
         self.requests -= 1
         share = self._shares[session]

@@ -40,22 +40,22 @@ OFFSETS_NAME: Final = "the offsets of groups"
 ARRIVALS_NAME: Final = "the delayed messages"
 
 SLICE_BYTES: Final = 256 << 10
-"""An append of a transaction takes no more where one batch alone is not larger: others wait for its write and force."""
+"""Maximum size of one append of a transaction, unless a single batch is larger: other appends wait for it."""
 
 
 class DelayedTarget(Protocol):
-    """Where delayed messages arrive: `tfmq.broker.delayed_produce.DelayedSends`."""
+    """The part of `tfmq.broker.delay_commands.DelayCommands` that effects need."""
 
     @property
     def partition(self) -> Partition: ...
 
     def work(self, effect: Schedule, done: Applied) -> Work:
-        """What writes the effect, once."""
+        """Return the queued append that writes `effect` exactly once."""
         ...
 
 
 class BrokerDestination:
-    """See the module, and `tfmq.apply_target.Destination` for what each method promises."""
+    """Apply target for decided transactions and schedules. `Destination` specifies each method."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class BrokerDestination:
         self._group_offsets = group_offsets
         self._reserved_bytes = 0
         self.delayed: DelayedTarget | None = None
-        """Where delayed messages arrive; it is opened after the partitions."""
+        """Target of delayed messages; set when the arrival log is opened, after the partitions."""
 
-    # Room
+    # Disk space
 
     def check(self, key: int, size_bytes: int) -> None:
         stopped = self._catalog.log.stopped if key == OFFSETS_KEY else self._partition(key).log.stopped
@@ -105,12 +105,15 @@ class BrokerDestination:
         return None if row is None else f"{row.name}-{number}"
 
     def _gone(self, incarnation: int) -> bool:
-        """Whether the topic is deleted, or its deletion decided: no name means that incarnation ever again."""
+        """Return whether the topic is deleted or being deleted. An incarnation is never reused."""
         row = self._catalog.register.topics.get(incarnation)
         return row is None or (row.state == DELETING and self._topics.by_incarnation(incarnation) is None)
 
     def _partition(self, key: int) -> Partition:
-        """Raises UnknownTopic where it is gone for ever, StorageStopped where it is not open."""
+        """Return the open partition.
+
+        Raises UnknownTopic if it was deleted, StorageStopped if it is not open.
+        """
         partition = self._find(key)
         if partition is not None:
             return partition
@@ -139,7 +142,7 @@ class BrokerDestination:
         return None if partition is None else partition.log.settled(*source)
 
     def check_batch(self, partition: Partition, batch: Batch) -> None:
-        """Everything that could keep the batch from being appended once its transaction is decided.
+        """Check everything that could make the append fail after the transaction is decided.
 
         Raises BadBatch, MessageTooLarge.
         """
@@ -150,7 +153,7 @@ class BrokerDestination:
         partition.log.check(batch)
 
     def slice_bytes(self, key: int) -> int:
-        """The most bytes of records that one `Append` to `key` should have."""
+        """Return the maximum bytes of records for one `Append` to `key`."""
         partition = self._find(key)
         return SLICE_BYTES if partition is None else min(SLICE_BYTES, partition.append_bytes_max)
 
@@ -180,7 +183,7 @@ class BrokerDestination:
         if partition is not None:
             self._writes.unhold(partition)
 
-    # What is on the disk
+    # Durability
 
     def forced(self, mark: Mark) -> bool:
         if mark.key == OFFSETS_KEY:
@@ -201,7 +204,7 @@ class BrokerDestination:
             done(error)
             return
         if mark.end > partition.log.end_offset:
-            # It was cut away when the partition was resumed: `applied` tells what is left of it.
+            # The resume of the partition truncated it. `applied` returns what is left.
             done(StorageStopped(f"The end of {self.name(mark.key)} was lost.", outcome=UNKNOWN))
             return
 
@@ -211,7 +214,7 @@ class BrokerDestination:
 
         partition.when_forced(mark.end, forced)
 
-    # Offsets
+    # Group offsets
 
     def check_offsets(self, rows: Sequence[TransactionOffsets], session: Session) -> list[GroupPlaces]:
         found = []
@@ -229,5 +232,6 @@ class BrokerDestination:
 
 
 def _forced(log: Log, end: int) -> bool:
-    """While recovery waits for space, `Log.applied` knows of appends behind the end, which may be lost yet."""
+    """Return whether the log is durable up to `end`."""
+    # While recovery waits for disk space, `Log.applied` includes appends after the end, which may still be lost.
     return end <= log.forced_offset and not (log.waits_for_space and end >= log.end_offset)

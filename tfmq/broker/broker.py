@@ -1,4 +1,7 @@
-"""The parts of the broker and how they are joined: the only place that knows them all."""
+"""The broker: creates all components, connects them, runs their turns and stops them.
+
+Also the STATUS reply.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +52,14 @@ log = logging.getLogger("tfmq.broker")
 
 READS_AT_ONCE: Final = 3
 CHORES_AT_ONCE: Final = 2
-"""Workers that reads, and changes of topics, may take at once; the server has more, for forces and rolls."""
+"""Workers for reads and for topic changes. The server has more workers, for fsyncs and segment rolls."""
 
 
 class House:
-    """Everything the broker consists of. `startup` fills in what needs the disk, from `lock` on."""
+    """All components of the broker.
+
+    `startup` sets the attributes from `lock` on, which need the disk.
+    """
 
     lock: Lock
     node: str
@@ -75,7 +81,7 @@ class House:
         self.data = config.server.data
         self.meta = join(self.data, "meta")
         self.limits: dict[str, int] = dict(config.limits)
-        """The parts look into this very mapping, so a limit that changes holds for all of them."""
+        """Shared with the components as one mutable mapping, so that a changed limit takes effect everywhere."""
         self.timers = Timers(clock)
         self.full_disk = FullDiskLog(self.timers)
         self.quotas = Quotas(self.limits)
@@ -83,14 +89,14 @@ class House:
         self.started = clock.monotonic()
         self.open = False
         self.starting = True
-        """Nobody turns yet: what would run in a worker, or end in a later turn, is done at once."""
+        """No turns run yet: worker jobs, and what would complete in a later turn, run immediately."""
         self.strangers: list[str] = []
         self.begin_force = None if begin_force is None else partial(self._begin, begin_force)
         self._run = run
         self._stopped: Callable[[], None] | None = None
 
     def join(self) -> None:
-        """Makes the parts that stand on the catalog."""
+        """Create the components that need the catalog."""
         self.reads = Lane(self.run, READS_AT_ONCE)
         self.chores = Lane(self.run, CHORES_AT_ONCE)
         self.topics = Topics(self.catalog.register)
@@ -129,7 +135,7 @@ class House:
         self._join_readers()
 
     def _join_readers(self) -> None:
-        """What stands on topics and writes: fetches, groups, and what effects are applied to."""
+        """Create the components that need topics: fetches, groups, apply target, schedules."""
         self.polls = Polls(self.limits, topics=self.topics, timers=self.timers, reads=self.reads)
         self.locks = OffsetLocks()
         self.offsets = Offsets(
@@ -183,7 +189,7 @@ class House:
         self.schedules.resumed(log_id)
 
     def join_transactions(self, store: JournalTransactionStore) -> None:
-        """Makes the parts that stand on the journal of transactions."""
+        """Create the components that need the transaction journal."""
         handler = TransactionHandler(
             store,
             self.destination,
@@ -206,7 +212,7 @@ class House:
 
     @property
     def transaction_settings(self) -> Mapping[str, Any]:
-        """The keys `transaction.*`, without that."""
+        """The settings `transaction.*`, without the prefix."""
         prefix = "transaction."
         return {
             key.removeprefix(prefix): value
@@ -215,7 +221,7 @@ class House:
         }
 
     def log_options(self, name: str, number: int, own: Mapping[str, Any]) -> LogOptions:
-        """The options of one log of a topic."""
+        """Return the log options for one partition of a topic. `own` are the settings of the topic."""
         values = self.settings(name, own)
         archive = values["retention.action"] == "archive"
         return LogOptions(
@@ -232,20 +238,21 @@ class House:
         )
 
     def _segment_seconds(self, name: str, own: Mapping[str, Any], values: Mapping[str, Any]) -> float:
-        """The default counts only where segments go by age: elsewhere closing them early gains nothing, and each costs
-        a descriptor for as long as it is there. What somebody set counts everywhere."""
+        # The default applies only if segments are deleted by age. Otherwise closing them early gains nothing, and each
+        # segment costs an open file descriptor. An explicit setting always applies.
         key = "log.segment_seconds"
         was_set = key in own or key in self.config.topic.get(name, {}) or key in self.config.origins
         return float(values[key]) if was_set or values["retention.seconds"] else 0
 
     def settings(self, name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Every key for one topic: the configuration's section of it, else its own setting, else the
-        broker's.
+        """Return every setting for one topic.
+
+        Precedence: the topic's section of the configuration, the topic's own settings, the broker's settings.
         """
         return {**self.config.values, **own, **self.config.topic.get(name, {})}
 
     def reload(self, config: Config) -> None:
-        """The configuration that holds from now on; only what `tfmq.config.reloaded` lets change may differ."""
+        """Use another configuration. Only the keys that `tfmq.config.reloaded` allows may differ."""
         self.config = config
         self.limits.update(config.limits)
         self.quotas.set_limits(self.limits)
@@ -253,8 +260,9 @@ class House:
             self.apply_settings(topic)
 
     def apply_settings(self, topic: Topic, *, has_archives: bool = False) -> None:
-        """The settings of the topic, as they are now, for its logs. An archive that they need is made first, unless the
-        topic `has_archives` already.
+        """Apply the current settings of the topic to its logs.
+
+        Missing archive folders are created in a worker first, unless the topic `has_archives` already.
         """
         for partition in topic.partitions:
             if isinstance(partition, Partition):
@@ -274,20 +282,23 @@ class House:
                     partition.name, partition.number, error,
                 )  # fmt: skip
             elif not partition.gone:
-                # The settings of now: they may have changed again while the folder was made.
+                # Read the settings again: they may have changed while the folder was created.
                 partition.set_options(self.log_options(topic.name, partition.number, topic.settings))
 
         self.chores.run(partial(self.folders.make_archive, folder), made)
 
     def fixed_settings(self, name: str) -> dict[str, str]:
-        """What the configuration says of one topic, with the place where it does: that comes before its own."""
+        """Return the settings that the configuration fixes for a topic, each with its origin.
+
+        They override its own.
+        """
         return {
             key: self.config.origins.get(f'topic."{name}".{key}', "configuration")
             for key in self.config.topic.get(name, {})
         }
 
     def effective_settings(self, topic: Topic) -> dict[str, list[Any]]:
-        """What holds for a topic: key -> [value, where it is from]."""
+        """Return the effective settings of a topic: key -> [value, origin]."""
         values, fixed = self.settings(topic.name, topic.settings), self.fixed_settings(topic.name)
         found = {}
         for key in TOPIC_KEYS:
@@ -297,7 +308,7 @@ class House:
         return found
 
     def producers(self) -> Producers:
-        """The memory of who has sent what to one log."""
+        """Create the producer state for one log."""
         return Producers(
             remembered=self.limits["batches_remembered"],
             streams_max=self.limits["producers_per_partition"],
@@ -319,10 +330,10 @@ class House:
             append_bytes_max=self.limits["append_bytes"],
         )
 
-    # Turning
+    # Turns
 
     def run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Work in a worker, counted, so that a stop knows when all of it has ended."""
+        """Run `work` in a worker, and count it, so that a stop can wait for its end."""
         self.jobs += 1
 
         def ended(result: Any, error: BaseException | None) -> None:
@@ -332,15 +343,24 @@ class House:
         (run_at_once if self.starting else self._run)(work, ended)
 
     def _begin(self, begin: Begin, file: File, landed: Landed) -> Flight | None:
-        """Forces a file without a worker; not during the start, where nobody would hear of its end."""
+        """Start an fsync without a worker.
+
+        Returns None during startup, when no completion could be received.
+        """
         return None if self.starting else begin(file, landed)
 
     def want(self, wanted: Forceable, offset: int, waiter: Waiter) -> None:
-        """A force, begun at the end of the turn, so that one serves all logs that were written in it."""
+        """Request an fsync.
+
+        It starts at the end of the turn, so that one covers all logs written in the turn.
+        """
         self.forcer.want(wanted, offset, waiter, start=False)
 
     def turn_ended(self) -> None:
-        """Writes and starts a force, until nothing is left that need not wait."""
+        """Write what is queued and start an fsync.
+
+        Repeat until no component has work that can be done now.
+        """
         busy = True
         while busy:
             busy = self.transactions.handler.write()
@@ -369,14 +389,15 @@ class House:
         if not self.open:
             raise Busy(STOPPING)
 
-    # Commands that belong to no part alone
+    # Commands that involve several components
 
     def locate(self, request: Locate, reply: Reply, session: Session) -> None:
         partition = self.topics.partition(request.topic, request.incarnation, request.partition)
         log_offsets.locate(request, partition, partial(self.reads.run, who=session), reply)
 
     def describe(self, request: DescribeTopic, reply: Reply, session: Session) -> None:
-        """In a worker: how old a partition's first record is must be read."""
+        """Answer DESCRIBE_TOPIC."""
+        # In a worker, because the age of a partition's first record is read from the disk.
         topic = self.topics.topic(request.topic)
 
         def described(result: Any, error: BaseException | None) -> None:
@@ -398,13 +419,19 @@ class House:
         self.leases.take(request.count, taken)
 
     def status(self) -> dict[str, Any]:
-        """What STATUS says of the broker; numbers since its start of storage, not of traffic."""
+        """Return the fields of STATUS.
+
+        Counters start with the broker and count storage, not traffic.
+        """
         return status(self)
 
     # Stopping
 
     def stop(self, done: Callable[[], None]) -> None:
-        """See `Engine.stop`."""
+        """Stop all components.
+
+        `done()` is called when the logs are closed; see `RequestHandler.stop`.
+        """
         self.open = False
         self.folders.stopping = True
         self._stopped = done
@@ -417,7 +444,7 @@ class House:
         self.turn_ended()
 
     def _try_stop(self) -> None:
-        """Closes the logs once no worker, no queue and no force has anything left."""
+        """Close the logs once no worker job, queue or fsync is pending."""
         if self.jobs or not self.forcer.idle or self._stopped is None:
             return
         if not self.transactions.stopped or not self.delay.stopped:
@@ -442,7 +469,7 @@ class House:
 
 
 def run_at_once(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-    """A `Run` without workers."""
+    """Run `work` immediately in this thread; a `Run` without workers."""
     try:
         result = work()
     except Exception as error:
@@ -452,18 +479,18 @@ def run_at_once(work: Callable[[], Any], done: Callable[[Any, BaseException | No
 
 
 def close(closing: Log | Delay | JournalTransactionStore, name: str) -> None:
-    """Closes a log as clean; one that cannot be is found by the next start, which does what is needed."""
+    """Close a log cleanly. If that fails, log the error: the next start recovers the log."""
     try:
         closing.close()
     except (OSError, JournalError, MemoryError) as error:
         log.error("%s could not be closed cleanly: %s", name, str(error) or "out of memory")
 
 
-# What STATUS says of the broker: what it holds, what waits, what is in trouble.
-
-
 def status(house: House) -> dict[str, Any]:
-    """Numbers since its start of storage, not of traffic. Cheap: nothing is read from the disk."""
+    """Return the fields of STATUS.
+
+    Nothing is read from the disk; counters start with the broker.
+    """
     partitions = list(house.topics.partitions())
     stopped = [
         {"topic": topic.name, "partition": number, "reason": why_stopped(each)}

@@ -1,9 +1,9 @@
-"""DATA/meta: what the broker must not forget besides messages. A log of entries, folded into a `Register`.
+"""The catalog in DATA/meta: the broker's metadata as a log of entries.
 
-Entries handed in during a turn are one append, and whoever waits is told once they are forced: many commits
-share a force. The whole register is in the snapshots of the log, so old segments go. On a full disk a change that
-makes room is written into the room that is kept for it. DATA/meta/version names the format of the whole data folder
-and the node's id, which the catalog has as well; a newer format is refused.
+Entries submitted during a turn share one append and one fsync. Snapshots of the log contain the whole state, so that
+old segments can be deleted. On a full disk, a change that frees space may use the space reserve. The version file
+(DATA/meta/version) names the format of the whole data folder and the node's id, which the catalog contains as well.
+`IdAllocator` allocates producer ids and topic incarnations.
 """
 
 from __future__ import annotations
@@ -39,26 +39,27 @@ LOG_ID: Final = make_log_id(1, 0)
 PRODUCER_ID: Final = 1
 
 SEGMENT_BYTES: Final = 8 << 20
-"""Small: at each roll the whole register is written as a snapshot, and a start reads about one segment."""
+"""Small, because each roll writes the whole state as a snapshot, and a start reads about one segment."""
 
 SEGMENTS_KEPT: Final = 3
-"""Behind the newest two snapshots, with one to spare."""
+"""Segments kept before the end: enough for the newest two snapshots, and one to spare."""
 
 ENTRIES_MAX: Final = 100_000
 BYTES_MAX: Final = 32 << 20
-"""What may wait for the disk, in entries and in their bytes, so that a dead one cannot fill the memory."""
+"""Limits on queued entries and their bytes, so that a disk that does not respond cannot exhaust the memory."""
 
 APPEND_BYTES: Final = 1 << 20
-"""One append takes no more, unless one change alone is larger: so none is too large for a segment because of others."""
+"""Maximum bytes of one append, unless a single change is larger: small changes never add up to a segment."""
 
 
 MAKES_ROOM: Final = frozenset({DELETE, GONE})
-"""Entries after which files go: on a full disk these come from the reserve."""
+"""Entries after which files are deleted: on a full disk the space reserve is released for them."""
 
 
 class Change(NamedTuple):
-    """Entries that are written together or not at all, as they are and packed, and who waits for them: until they
-    are forced, or only until they are written.
+    """Entries that are appended together or not at all, with their packed form.
+
+    `done` is called when the entries are durable, or with `wait_durable` False as soon as they are appended.
     """
 
     entries: Sequence[Sequence[Any]]
@@ -69,12 +70,16 @@ class Change(NamedTuple):
 
     @property
     def makes_room(self) -> bool:
-        """Whether files go after it."""
+        """Whether files are deleted after this change."""
         return any(entry[0] in MAKES_ROOM for entry in self.entries)
 
 
 class Catalog:
-    """The log and its register. `register` holds what is written; who must not forget waits for the force."""
+    """The catalog's log and the state built from it.
+
+    `state` includes entries that are appended but not yet durable. A caller that must not lose what it read waits with
+    `when_durable`.
+    """
 
     def __init__(
         self,
@@ -107,7 +112,10 @@ class Catalog:
         run: Run,
         timers: Timers,
     ) -> Catalog:
-        """Opens or makes the catalog in the existing `folder`. Raises what `Log.open` does, and Corrupt."""
+        """Open or create the catalog in the existing `folder`.
+
+        Raises Corrupt, and what `Log.open` raises.
+        """
         _require_end(disk, folder)
         register = Register()
         options = LogOptions(
@@ -123,7 +131,7 @@ class Catalog:
         if log.recovery.snapshot_offset < log.first_offset:
             log.abandon("its snapshot is missing")
             reason = (
-                "the snapshot of the catalog is missing or damaged, and the entries before it were given up"
+                "the snapshot of the catalog is missing or damaged, and the entries before it were deleted"
             )
             raise Corrupt(folder, 0, log.first_offset, reason)
         if log.stopped is not None:
@@ -133,10 +141,11 @@ class Catalog:
         return cls(log, register, reserve, force, run, timers)
 
     def submit(self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any], forced: bool = True) -> None:
-        """Writes `entry` at the end of the turn; `done(None)` once it is forced, `done(error)` if it is not.
+        """Queue entries for the append at the end of the turn, all of them or none.
 
-        Without `forced`, `done(None)` comes when it is written, and no force is asked for. `more` entries are written
-        with it, all or none. An error's outcome is "not done" where nothing was written, else "unknown".
+        `done(None)` is called when they are durable, or with `wait_durable` False as soon as they are appended (no
+        fsync is requested then). On failure `done(error)`: the error's outcome is "not done" if nothing was written,
+        else "unknown".
         """
         entries = (entry, *more)
         packed = [pack(each) for each in entries]
@@ -145,13 +154,16 @@ class Catalog:
             done(Busy("The broker's catalog waits for its disk. Wait a little and try again."))
         elif self.log.stopped is not None:
             done(StorageStopped(f"The broker's catalog takes no writes: {self.log.stopped}. "
-                                "Mend the disk and start the broker again.", outcome="not done"))  # fmt: skip
+                                "Repair the disk and start the broker again.", outcome="not done"))  # fmt: skip
         else:
             self._queue.append(Change(entries, packed, size, done, forced))
             self._queued_bytes += size
 
     def enter(self, entry: Sequence[Any]) -> None:
-        """Writes and forces one entry at once; for the start. Raises what `Log.append` and `Log.force` do."""
+        """Append and fsync one entry immediately; used at the start.
+
+        Raises what `Log.append` and `Log.force` raise.
+        """
         batch = self._batch([pack(entry)])
         try:
             self.log.append([batch])
@@ -165,21 +177,22 @@ class Catalog:
 
     @property
     def due(self) -> bool:
-        """Whether `write` has something to do."""
+        """Whether `write` has work."""
         return bool(self._queue) and not self._working
 
     def when_forced(self, done: Waiter, offset: int | None = None) -> None:
-        """`done(None)` once all that the register holds now (or up to `offset`) is on the disk: what is read then
-        stays.
+        """Call `done(None)` once the catalog is durable, or `done(error)`.
+
+        It must be durable up to `offset`, by default up to its current end.
         """
         if self.log.waits_for_space:
-            # The register knows what lies behind the end, and it is not on the disk for sure.
+            # The state includes entries after the log's end, whose durability is not certain.
             done(DiskFull())
         else:
             self._wait(self.log.end_offset if offset is None else offset, [done])
 
     def write(self) -> bool:
-        """Writes what was submitted, as much as one append takes; whether there was anything to do."""
+        """Append queued entries, up to the size of one append. Return whether there were any."""
         if not self.due:
             return False
         queue = self._gather()
@@ -198,7 +211,7 @@ class Catalog:
         return True
 
     def _gather(self) -> list[Change]:
-        """The first changes of the queue that fit one append; at least one."""
+        """Take from the queue the first changes that fit one append; at least one."""
         gathered: list[Change] = []
         size = 0
         while self._queue and (not gathered or size + self._queue[0].size_bytes <= APPEND_BYTES):
@@ -208,7 +221,10 @@ class Catalog:
         return gathered
 
     def _file_work(self, work: Callable[[], None]) -> None:
-        """In a worker: what must precede an append; after a roll, segments go that no snapshot needs."""
+        """Do the file work that must precede an append, then delete segments that no snapshot needs.
+
+        Runs in a worker.
+        """
         work()
         before = self.log.end_offset - SEGMENTS_KEPT * SEGMENT_BYTES
         if before > self.log.first_offset:
@@ -239,7 +255,10 @@ class Catalog:
                 change.done(None)
 
     def _refused(self, queue: list[Change], error: TfmqError) -> None:
-        """Nothing of `queue` was written. On a full disk what makes room is tried again, in room of the reserve."""
+        """Reject `queue`, of which nothing was written.
+
+        Changes that free space are retried with the space reserve.
+        """
         urgent = [change for change in queue if change.makes_room] if isinstance(error, DiskFull) else []
         if urgent and self.reserve.give():
             queue = [change for change in queue if not change.makes_room]
@@ -271,8 +290,9 @@ class Catalog:
             self._force(self.log, offset, forced)
 
     def _arm_note(self) -> None:
-        """The mark says soon what is forced, also where no other force comes: a start knows by it that a cut catalog
-        was longer.
+        """Schedule a rewrite of the checkpoint.
+
+        It records what is durable even if no other fsync follows; with it, the next start detects a truncated catalog.
         """
         if not self._note_armed:
             self._note_armed = True
@@ -291,8 +311,11 @@ def _loud(result: Any, error: BaseException | None) -> None:
 
 
 def _require_end(disk: Disk, folder: str) -> None:
-    """Raises Corrupt if the files of the catalog end before what its mark and its newest snapshot say was there, and
-    changes nothing then: what follows is known by a repair from the marks as they are.
+    """Raise Corrupt if the catalog's files were truncated.
+
+    They must not end before the offset that the checkpoint or the newest snapshot proves.
+
+    Nothing is changed in that case, because a repair needs the checkpoint as it is.
     """
     children = disk.list(folder)
     bases = sorted(base for name in children if (base := parse_segment_name(name, SUFFIX)) is not None)
@@ -300,12 +323,12 @@ def _require_end(disk: Disk, folder: str) -> None:
     try:
         marks = MarkFile(disk, folder, LOG_ID).read()
     except (Corrupt, IsADirectoryError):
-        marks = None  # recovery names it
+        marks = None  # recovery reports it
     forced = max([*states, marks.forced if marks is not None else 0])
     first = marks.first if marks is not None else 0
     path = join(folder, segment_name(bases[-1] if bases else first, SUFFIX))
     if bases and disk.is_folder(path):
-        return  # recovery names that, too
+        return  # recovery reports that, too
     end = bases[-1] + disk.size(path) if bases else first
     if end < forced:
         reason = f"the catalog ends at {end}, and was longer: {forced} bytes; the broker does not start on it"
@@ -313,9 +336,10 @@ def _require_end(disk: Disk, folder: str) -> None:
 
 
 def _resume(log: Log) -> None:
-    """Nobody could lift the stop of a catalog while the broker runs, so a start is what lifts it.
+    """Resume a stopped catalog at startup: there is no command for it while the broker runs.
 
-    What was answered is forced, and recovery proves the rest again; if even that fails, reading goes on.
+    Everything that was acked is durable, and recovery verifies the rest again. If the resume fails, the broker starts
+    with a read-only catalog.
     """
     logger.error("the catalog was stopped (%s); trying to resume it", log.stopped)
     try:
@@ -330,7 +354,7 @@ def _tell(queue: list[Change], error: TfmqError) -> None:
 
 
 def read_version(disk: Disk, folder: str) -> Version:
-    """The version file in `folder`, which exists. Raises NewerFormat, Corrupt, OSError."""
+    """Read the version file in the existing `folder`. Raises NewerFormat, Corrupt, OSError."""
     path = join(folder, VERSION_NAME)
     file = disk.open_read(path)
     try:
@@ -340,7 +364,10 @@ def read_version(disk: Disk, folder: str) -> Version:
 
 
 def write_version(disk: Disk, folder: str, node: str) -> None:
-    """Writes the version file in `folder`, in the place of one that may be there. Raises OSError, Full."""
+    """Write the version file in `folder`, replacing an existing one.
+
+    Durable on return. Raises OSError, Full.
+    """
     path = join(folder, VERSION_NAME)
     new = path + ".new"
     if disk.exists(new):
@@ -353,33 +380,33 @@ def write_version(disk: Disk, folder: str, node: str) -> None:
     disk.force_folder(folder)
 
 
-# Ids that nobody had before: producer ids and incarnations of topics, from one durable counter.
-#
-# They are taken from ranges that are forced before the first id of them is given out, and what is left of a
-# range after a stop, or after an hour, is never used: so an id is given out at most an hour after its range
-# was leased, and the age of an id is known to the hour.
-#
-# A data folder may be an older copy of one that went on: its counter is behind ids that are in use. So a range begins
-# at the clock's number where that is higher (`IDS_PER_SECOND`), except in a folder that never gave an id.
-
 RANGE: Final = 4096
-"""Ids leased at once: one force serves many; 40 bits last for ever at one range an hour and more."""
+"""Ids leased with one catalog entry, to share its fsync. 2^40 ids suffice for a range per second for 8 years,
+or a range per hour for 30,000."""
 
 IDS_PER_SECOND: Final = 256
 CLOCK_BEGIN_SECONDS: Final = 1_700_000_000
-"""The clock's number is 256 for each second since November 2023. A range is 4,096, so a copy that is started 16 seconds
-after the folder it was taken from leased its last range gives none of its ids again."""
+"""The clock's number is 256 per second since November 2023. A range has 4,096 ids (16 seconds), so a copy of a data
+folder that is started 16 seconds after the original leased its last range reuses none of its ids."""
 CLOCK_ID_MAX: Final = PRODUCER_ID_MAX // 2
-"""A clock that is wrong by centuries uses up no more than half of all ids; the true time reaches it in 2091."""
+"""A clock that is wrong by centuries uses up at most half of all ids. The true time reaches this in 2091."""
 
 RANGE_SECONDS: Final = 3600.0
-"""Older ranges are given up; far below the time after which ids expire."""
+"""The unused rest of an older range is discarded; far below the time after which ids expire."""
 
 Taken = Callable[[int, BaseException | None], None]
 
 
 class Leases:
-    """Takes contiguous ids; `taken(first, None)` at once, or after a force."""
+    """Allocator of producer ids and topic incarnations, which are never reused.
+
+    A range of ids is leased with a durable catalog entry before its first id is allocated. What is left of a range
+    after an hour or a restart is discarded, so that the age of an id is known to the hour.
+
+    A data folder may be an older copy of one that was used further: its counter is then behind ids that are in use.
+    Therefore a range starts at the clock's number (`IDS_PER_SECOND`) if that is higher, except in a folder that has
+    never allocated an id.
+    """
 
     def __init__(self, catalog: Catalog, clock: Clock) -> None:
         self._catalog = catalog
@@ -389,13 +416,18 @@ class Leases:
         self._waiting: deque[tuple[int, Taken]] = deque()
 
     def take(self, count: int, taken: Taken) -> None:
-        """`count` contiguous ids, at most RANGE of them; `taken(first, None)` or `taken(0, error)`."""
+        """Allocate `count` contiguous ids, at most ID_RANGE.
+
+        Calls `done(first, None)` or `done(0, error)`.
+
+        `done` is called immediately if the current range suffices, else when the next range is durable.
+        """
         self._waiting.append((count, taken))
         if len(self._waiting) == 1:
             self._serve()
 
     def _serve(self) -> None:
-        """Gives out what there is, in order; asks for a range where that is not enough."""
+        """Serve waiting requests in order; lease another range if the current one does not suffice."""
         while self._waiting:
             count, taken = self._waiting[0]
             if self._next + count > self._end or self._clock.monotonic() - self._since > RANGE_SECONDS:
@@ -424,7 +456,10 @@ class Leases:
         self._catalog.submit((LEASE, end, self._clock.wall_ms()), forced)
 
     def _begin(self) -> int:
-        """Where the next range begins. What lies between the counter and the clock's number is given up."""
+        """Return the start of the next range.
+
+        Ids between the counter and the clock's number are skipped.
+        """
         register = self._catalog.register
         if not register.leases:
             return register.next_id

@@ -1,9 +1,8 @@
-"""What the entries of the catalog add up to: topics, counters, group generations and offsets.
+"""The catalog's state: topics, counters, groups with their offsets, schedules.
 
-An entry is a msgpack array [kind, fields ...], one record of the catalog's log; docs/formats/catalog.md has
-the table. The register is a pure fold over them: the same entries in the same order give the same register,
-from a snapshot too. An entry that does not fit what came before is damage and raises `ValueError`; nothing
-is guessed.
+An entry is a msgpack array [kind, fields ...], one record of the catalog's log; docs/formats/catalog.md has the table.
+The state is a pure function of the entries in order, also when it starts from a snapshot. An entry that does not fit
+the state is damage and raises `ValueError`.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from journal.record.format import FLAG_FILLER, HEADER_SIZE, LEASED_ID_FIRST, rec
 
 SNAPSHOT_VERSION: Final = 5
 SNAPSHOT_WITH_JOURNAL: Final = 2
-"""From this version on it names the transaction journal, and the highest place that was applied of each."""
+"""From this version on a snapshot has the transaction journal's id, and the highest applied LSN per journal."""
 SNAPSHOT_WITH_DELAY: Final = 3
-"""From this version on it names the store of delayed messages, and has the schedules."""
+"""From this version on a snapshot has the id of the delay store, and the schedules."""
 SNAPSHOT_WITH_OWNERS: Final = 4
-"""From this version on groups have an owner for each partition, before that one member for all."""
+"""From this version on groups have an owner for each partition; before, one member owned all partitions."""
 SNAPSHOT_WITH_NODE: Final = 5
-"""From this version on it has the node's id."""
+"""From this version on a snapshot has the node's id."""
 
 SNAPSHOT_NAME: Final = "the catalog's snapshot"
 
@@ -39,21 +38,24 @@ ID_FIRST: Final = LEASED_ID_FIRST
 """Ids below are the house's own (the catalog's log and its records), never leased."""
 
 ID_SLACK: Final = 1 << 20
-"""Ids above the highest that is known, where a catalog has lost its counter: as many may have been leased since. 40
-bits have room for a million such repairs.
+"""Ids skipped after the highest known one when the catalog has lost its counter: they may have been leased since.
+
+40 bits have room for a million such repairs.
 """
 
 LEASE_SPACING_MS: Final = 600_000
-"""Leases within ten minutes count as one of the earliest: ids then look older than they are, which is the
-safe side.
-"""
+"""Leases within ten minutes are stored as one, with the earliest time. Ids then look older than they are: the safe
+side."""
 
 LEASES_MAX: Final = 4096
-"""Remembered lease times: four weeks of them; older ids count as older than anything."""
+"""Remembered lease times, four weeks of them. An older id has the lease time 0."""
 
 
 class TopicRow(NamedTuple):
-    """`partitions` are there; `target` says how many there shall be while `state` is creating or growing."""
+    """One topic.
+
+    `partitions` exist; `target` is the wanted number while `state` is creating or growing.
+    """
 
     name: str
     incarnation: int
@@ -64,20 +66,26 @@ class TopicRow(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a group goes on in one partition, and the generation that said so."""
+    """The committed read position of a group in a partition.
+
+    `generation` is the one that committed it.
+    """
 
     offset: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed here
     epoch: int
     generation: int
 
 
 Key = tuple[int, int]
-"""(incarnation of the topic, partition): offsets of a deleted topic meet no new one of the same name."""
+"""(topic incarnation, partition). A new topic of the same name has another incarnation, so it inherits no offsets."""
 
 
 class Owner(NamedTuple):
-    """Who has a partition of a group, by which grant, and how long it may be silent."""
+    """The owner of a partition in a group.
+
+    `generation` is the one that assigned it, `session_ms` the owner's session timeout.
+    """
 
     member: str
     grant: int
@@ -96,7 +104,7 @@ class GroupRow:
 
 
 class Register:
-    """See the module. `topics` by incarnation, `groups` by name."""
+    """The catalog's state: `topics` by incarnation, `groups` by name, counters and schedules."""
 
     def __init__(self) -> None:
         self._clear()
@@ -109,19 +117,23 @@ class Register:
         self.groups: dict[str, GroupRow] = {}
         self.offsets_count = 0
         self.owners_count = 0
-        """Of all groups together, both."""
+        """Counts over all groups."""
         self.applied: dict[int, tuple[int, int]] = {}
-        """The highest place of each transaction journal whose offsets are among these, by the journal's id."""
+        """Highest applied LSN (high, low) of each transaction journal whose offsets are included, by the journal's
+        id."""
         self.journal_id = 0
-        """The transaction journal that belongs to this catalog; 0 before there was one."""
+        """Id of the transaction journal that belongs to this catalog; 0 before it exists."""
         self.delay_store = 0
-        """The store of delayed messages that belongs to this catalog; 0 before there was one."""
+        """Id of the delay store that belongs to this catalog; 0 before it exists."""
         self.schedules = ScheduleBook()
         self.node = ""
-        """The node's id, as in DATA/meta/version; "" in a catalog from before it was entered."""
+        """The node's id, as in DATA/meta/version; "" in a catalog of an older version, which lacks it."""
 
     def leased_ms(self, producer_id: int) -> int | None:
-        """When (at the latest) the range of an id was leased; None if it never was."""
+        """Return the latest time (ms) at which the id's range may have been leased.
+
+        Return None if it never was.
+        """
         if not ID_FIRST <= producer_id < self.next_id:
             return None
         low, high = 0, len(self.leases)
@@ -133,8 +145,9 @@ class Register:
     # Entries
 
     def enter(self, entry: Sequence[Any]) -> None:
-        """One entry more. Raises ValueError if it is none, or does not fit; NewerFormat for an unknown
-        kind.
+        """Apply one entry.
+
+        Raises ValueError if it is invalid or does not fit, NewerFormat for an unknown kind.
         """
         kind, *fields = entry
         rule = self._RULES.get(kind)
@@ -159,7 +172,7 @@ class Register:
         self.topics[incarnation] = TopicRow(name, incarnation, 0, target, CREATING, settings)
 
     def _grow(self, incarnation: int, target: int) -> None:
-        """`target` equal to what is there takes a growth back."""
+        """Set the wanted number of partitions. The current number as `target` cancels a growth."""
         row = self.topics[incarnation]
         state = GROWING if target > row.partitions else OPEN
         self.topics[incarnation] = row._replace(target=target, state=state)
@@ -169,7 +182,7 @@ class Register:
         self.topics[incarnation] = row._replace(partitions=row.target, state=OPEN)
 
     def _settings(self, incarnation: int, settings: dict[str, Any]) -> None:
-        """All that the topic has of its own from now on."""
+        """Replace all of the topic's own settings."""
         self.topics[incarnation] = self.topics[incarnation]._replace(settings=settings)
 
     def _delete(self, incarnation: int) -> None:
@@ -186,13 +199,16 @@ class Register:
                 self.owners_count -= 1
 
     def _generation(self, group: str, generation: int, member: str) -> None:
-        """A new beginning, without owners. In older catalogs `member` had the whole group: it joins again."""
+        """Start a new generation without owners.
+
+        `member` is ignored: in older catalogs it owned the whole group.
+        """
         row = self._numbered(group, generation)
         self.owners_count -= len(row.owners)
         row.owners.clear()
 
     def _group_owners(self, group: str, generation: int, changes: Sequence[Sequence[Any]]) -> None:
-        """The partitions that members have from now on; those of the member "" are nobody's."""
+        """Assign partitions to members. The member "" releases them."""
         row = self._numbered(group, generation)
         self.owners_count -= len(row.owners)
         for member, session_ms, keys in changes:
@@ -204,7 +220,7 @@ class Register:
         self.owners_count += len(row.owners)
 
     def _group_gone(self, group: str) -> None:
-        """Nothing is known of it any more; one that is not there changes nothing. Generations are never used again."""
+        """Delete the group; no error if it does not exist. Generations are never reused."""
         row = self.groups.pop(group, None)
         if row is not None:
             self.offsets_count -= len(row.offsets)
@@ -225,7 +241,7 @@ class Register:
         self.offsets_count += len(row.offsets)
 
     def _tx_offsets(self, journal_id: int, high: int, low: int, groups: Sequence[Sequence[Any]]) -> None:
-        """Offsets that a transaction committed, once: an entry at or below the highest place changes nothing."""
+        """Apply offsets that a transaction committed, unless they are applied already."""
         place = (high, low)
         if journal_id in self.applied and place <= self.applied[journal_id]:
             return
@@ -275,7 +291,7 @@ class Register:
     # journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
-        """Starts from a snapshot; b"" is an empty register. Raises ValueError, NewerFormat."""
+        """Replace the state by a snapshot; b"" is the empty state. Raises ValueError, NewerFormat."""
         self._clear()
         if not data:
             return
@@ -314,7 +330,7 @@ class Register:
         return pack((*before, self.journal_id, applied, self.delay_store, list(self.schedules), self.node))
 
     def apply(self, block: Block) -> None:
-        """The entries of one block, in recovery."""
+        """Apply the entries of one block; called by recovery."""
         for record in records_of(block.data):
             if not record.flag & FLAG_FILLER:
                 body = block.data[record.position + HEADER_SIZE : record.position + record.size]
@@ -326,33 +342,29 @@ def _rows(values: Mapping[Key, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def pack(entry: Sequence[Any]) -> bytes:
-    """An entry, or a snapshot, as bytes."""
+    """Return an entry, or a snapshot, as bytes."""
     return bytes(msgpack.packb(entry))
 
 
 def unpack(data: bytes) -> Any:
-    """What `pack` was given. Raises ValueError."""
+    """Decode what `encode_entry` returned. Raises ValueError."""
     try:
         return msgpack.unpackb(data, use_list=False)
     except msgpack.UnpackException as error:
         raise ValueError(f"not msgpack: {error}") from error
 
 
-# The schedules of the catalog: what its entries about them add up to, and how they stand in its snapshots.
-#
-# A pure fold, part of `tfmq.broker.catalog_state`; docs/formats/catalog.md has the entries. A schedule's id is leased
-# from the counter of all ids: it is the source of its appends and the producer id of its records, and never comes
-# again.
-
 ROW_BYTES: Final = 512
-"""What a schedule takes in memory besides its payload and attribute: its texts and objects."""
+"""Approximate memory of a schedule besides its payload and attribute."""
 
 
 class ScheduleRow(NamedTuple):
-    """One schedule. `partition_wanted` is None where the broker chose `partition`, of the topic's `incarnation`.
+    """One schedule.
 
-    `attribute` is a record's (key, tag, properties) or b""; `payload` None is a tombstone. Nothing at or before
-    `through_ms` is sent any more, whatever the partition says.
+    `id` is leased from the counter of all ids and never reused: it is the source of the schedule's appends and the
+    producer id of its records. `partition_wanted` is None where the broker chose `partition`, of the topic's
+    `incarnation`. `attribute` is a record's (key, tag, properties) or b""; `payload` None is a tombstone. Firings at or
+    before `through_ms` are not sent again, whatever the partition contains.
     """
 
     id: int
@@ -372,16 +384,16 @@ class ScheduleRow(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """What it costs in memory, and in each snapshot."""
+        """Approximate size in memory and in each snapshot."""
         return ROW_BYTES + len(self.attribute) + len(self.payload or b"")
 
     def says_the_same(self, other: ScheduleRow) -> bool:
-        """Whether both were asked for in the same words."""
+        """Return whether both schedules have the same definition."""
         return self[1:9] == other[1:9]
 
 
 class ScheduleBook:
-    """The rows by name and by id."""
+    """The schedules of the catalog, by name and by id."""
 
     def __init__(self, rows: Iterable[ScheduleRow] = ()) -> None:
         self._by_id: dict[int, ScheduleRow] = {}
@@ -405,7 +417,7 @@ class ScheduleBook:
     # Entries
 
     def schedule(self, *fields: Any) -> None:
-        """Made, or made anew under another id. Raises ValueError for an id that is there."""
+        """Add a schedule, replacing one of the same name. Raises ValueError if the id exists."""
         row = ScheduleRow(*fields)
         if row.id in self._by_id:
             raise ValueError(f"the schedule {row.id} is there already")
@@ -413,14 +425,14 @@ class ScheduleBook:
         self._put(row)
 
     def gone(self, id: int) -> None:
-        """Removed; one that is not there changes nothing."""
+        """Remove a schedule; no error if it does not exist."""
         row = self._by_id.pop(id, None)
         if row is not None:
             del self._ids[row.name]
             self.size_bytes -= row.size_bytes
 
     def state(self, id: int, incarnation: int, partition: int, through_ms: int, paused: bool) -> None:
-        """Where it sends to, from when on, and whether it does; of one that is gone it changes nothing."""
+        """Set target, progress and pause of a schedule; no error if it does not exist."""
         row = self._by_id.get(id)
         if row is not None:
             self._by_id[id] = row._replace(

@@ -1,11 +1,11 @@
-"""Verify and repair of what holds a data folder together: that files are files and folders are folders, the catalog,
-and the version file. docs/operations.md says when it is needed.
+"""Verify and repair a data folder: types of paths, the catalog, and the version file.
 
-The catalog is rebuilt from its newest whole snapshot, from the entries after it that can be read, and from the folders
-of the partitions, the transaction journal and the delayed messages. Ids must never be given out twice, so where entries
-are lost the next ones are far above any that these files show. The result is a new snapshot at an offset that no file
-of the old catalog reaches; it counts before the old files are put aside. A power cut at any moment leaves something
-that the same repair goes on with. Nobody else may write in the folder meanwhile.
+docs/operations.md says when this is needed. No other process may write in the folder meanwhile.
+
+The catalog is rebuilt from its newest valid snapshot, the readable entries after it, and the folders of the
+partitions, the transaction journal and the delayed messages. Ids must never be reused: if entries are lost, the next
+ids are far above every id found. The result is a new snapshot at an offset above all files of the old catalog, which
+takes effect before the old files are renamed. After a power cut at any point the same repair can be run again.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 from tfmq.delay.buckets.recovery import is_house_name
 
 META_NAMES: Final = frozenset({VERSION_NAME, "reserve", "new-journal", "new-delay"})
-"""Files in DATA/meta beside the catalog."""
+"""Names of files in DATA/meta other than the catalog's."""
 
 GENERATION_SLACK: Final = 1 << 20
-"""Generations of groups that may have been given out after the last one that is known."""
+"""Generations skipped after the last known one: they may have been assigned in lost entries."""
 
 OFFSET_STEP: Final = 4096
-"""A rebuilt catalog begins at the next multiple of this: above everything that the old files have."""
+"""A rebuilt catalog begins at the next multiple of this above all offsets in the old files."""
 
 NO_SNAPSHOT: Final = Snapshot(0, 0, 0, {}, b"")
 
@@ -83,18 +83,18 @@ NOT_KNOWN: Final = (
 
 @dataclass(frozen=True)
 class Mended:
-    """One thing that was mended: `file`, what was wrong with it, and what was done and could not be known."""
+    """One repaired file: its fault, and a note on what was done and what is unknown."""
 
     file: str
     reason: str
     note: str = ""
 
 
-# Files and folders.
+# Files and folders
 
 
 def is_data_folder(disk: Disk, path: str) -> bool:
-    """Whether `path` is the data folder of a broker, or what is left of one."""
+    """Return whether `path` is the data folder of a broker, or the remains of one."""
     if not disk.is_folder(path):
         return False
     children = disk.list(path)
@@ -107,13 +107,14 @@ def is_data_folder(disk: Disk, path: str) -> bool:
 
 
 def _had_broker(disk: Disk, data: str) -> bool:
-    """Whether a broker was started there, so that there must be a catalog."""
+    """Return whether a broker was ever started in the folder, so that it must have a catalog."""
     return bool(MARKS.intersection(disk.list(data)))
 
 
 def wrong_paths(disk: Disk, data: str) -> list[OSError]:
-    """Every path in the data folder that is there and cannot be used as what its name says: a folder where a file
-    belongs, a file where a folder belongs, a link to nothing, one without the rights to read it.
+    """Return an OSError for every path whose type does not match its name.
+
+    These are folders in place of files, files in place of folders, dangling links, and unreadable paths.
     """
     found: list[OSError] = []
     for path, is_folder in _wanted(disk, data):
@@ -128,8 +129,9 @@ def wrong_paths(disk: Disk, data: str) -> list[OSError]:
 
 
 def _wanted(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
-    """The paths in a data folder whose names say what they are, and whether that is a folder. A file that only looks
-    like a partition's folder may be anybody's.
+    """Yield the paths whose names determine their type, and whether the type is folder.
+
+    A file that is only named like a partition's folder is skipped, because it may be unrelated.
     """
     known = _known_partitions(disk, data)
     children = disk.list(data)
@@ -155,7 +157,7 @@ def _wanted(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
 
 
 def _known_partitions(disk: Disk, data: str) -> set[tuple[str, int]]:
-    """As the catalog says, if it can be read."""
+    """Return the partitions in the catalog; empty if it cannot be read."""
     try:
         topics = CatalogSurvey(disk, data).register.topics
     except (JournalError, OSError):
@@ -164,7 +166,10 @@ def _known_partitions(disk: Disk, data: str) -> set[tuple[str, int]]:
 
 
 def _children(disk: Disk, folder: str) -> list[str]:
-    """The names in a folder; none where it is no folder, or may not be read, which is told by itself."""
+    """Return the names in a folder.
+
+    Empty if it is no folder or unreadable, which is reported separately.
+    """
     try:
         return disk.list(folder) if disk.is_folder(folder) else []
     except OSError:
@@ -184,7 +189,10 @@ def _is_known(folder: str, child: str) -> bool:
 
 
 def put_aside(disk: Disk, path: str) -> str:
-    """Renames a file or folder to `PATH.damaged`, or the first such name with a number that is free; the new path."""
+    """Rename a file or folder to `PATH.damaged` (with a number if that name exists).
+
+    Return the new path.
+    """
     kept, number = path + filenames.DAMAGED_SUFFIX, 0
     while disk.exists(kept):
         number += 1
@@ -195,8 +203,9 @@ def put_aside(disk: Disk, path: str) -> str:
 
 
 def repair_paths(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mended]:
-    """Puts aside what is no file where a file belongs, and no folder where a folder belongs. Raises OSError for what
-    only an operator can mend: rights that are missing, a link to nothing.
+    """Rename files in place of folders, and folders in place of files.
+
+    Raises OSError for what only an operator can repair: missing access rights, a dangling link.
     """
     wrong = wrong_paths(disk, data)
     for error in wrong:
@@ -213,7 +222,7 @@ def repair_paths(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mended
 
 
 class Hiding:
-    """A disk without some of its paths, for tools that go on beside them. It only reads."""
+    """A read-only view of a disk without some of its paths, for tools that must ignore them."""
 
     def __init__(self, disk: Disk, hidden: frozenset[str]) -> None:
         self._disk = disk
@@ -235,12 +244,13 @@ class Hiding:
         return any(path == hidden or path.startswith(f"{hidden}/") for hidden in self._hidden)
 
 
-# Folders that are gone as a whole.
+# Missing folders
 
 
 def missing_folders(disk: Disk, data: str, register: Register) -> list[tuple[str, str, str]]:
-    """Folders that the catalog knows and that are not there, or have nothing in them: (path, reason, advice). Not where
-    the operator has given one up, and not what may not be looked at, which is told by itself.
+    """Return (path, reason, advice) for folders in the catalog that are missing or empty.
+
+    Folders that the operator has discarded, and unreadable ones, which are reported separately, are left out.
     """
     meta = filenames.join(data, META_NAME)
     found: list[tuple[str, str, str]] = []
@@ -297,11 +307,14 @@ def _is_gone(disk: Disk, path: str) -> bool:
         return False
 
 
-# The version file.
+# The version file
 
 
 def version_fault(disk: Disk, data: str, catalog: Register) -> tuple[str, bool]:
-    """Why DATA/meta/version cannot be used ("" if it can), and whether it is there. Raises NewerFormat, OSError."""
+    """Return why DATA/meta/version cannot be used ("" if it can), and whether the file exists.
+
+    Raises NewerFormat, OSError.
+    """
     meta = filenames.join(data, META_NAME)
     if not disk.exists(filenames.join(meta, VERSION_NAME)):
         return "it is missing", False
@@ -315,7 +328,7 @@ def version_fault(disk: Disk, data: str, catalog: Register) -> tuple[str, bool]:
 
 
 def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mended]:
-    """Writes DATA/meta/version anew where it is missing, damaged, or of another data folder."""
+    """Rewrite DATA/meta/version if it is missing, damaged, or from another data folder."""
     meta = filenames.join(data, META_NAME)
     path = filenames.join(meta, VERSION_NAME)
     catalog = CatalogSurvey(disk, data).register
@@ -336,15 +349,17 @@ def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mend
     return [Mended(path, fault, note)]
 
 
-# The catalog.
+# The catalog
 
 
 @dataclass
 class CatalogSurvey:
-    """What is left of the catalog of the data folder `data`. It only reads. Raises NewerFormat, OSError.
+    """What can be read of the catalog in the data folder `data`; read-only.
 
-    `faults`: what is wrong, as (path, reason). `is_complete`: what is wrong lies before the snapshot, and nothing came
-    after it: the register is as it was. `end`: no file of the catalog reaches beyond it.
+    Raises NewerFormat, OSError.
+
+    `faults` are (path, reason). `is_complete`: all faults lie before the snapshot and nothing followed, so that
+    `state` is the full state. `end`: no file of the catalog extends beyond it.
     """
 
     disk: Disk
@@ -354,7 +369,7 @@ class CatalogSurvey:
     notes: list[tuple[str, str]] = field(default_factory=list)
     is_complete: bool = True
     lacks: bool = False
-    """Whether entries are lost, be they in the snapshot or not."""
+    """Whether entries are lost, inside or outside of the snapshot."""
     mark_fault: str = ""
     snapshot: Snapshot = NO_SNAPSHOT
     marks: Marks | None = None
@@ -381,10 +396,10 @@ class CatalogSurvey:
         if not bases:
             self._fault(self.folder, "the log of the catalog is missing", snapshot.offset)
         if snapshot.offset < first:
-            reason = f"the snapshot is missing or damaged, and the entries before {first} were given up"
+            reason = f"the snapshot is missing or damaged, and the entries before {first} were deleted"
             self._fault(self.folder, reason, filenames.OFFSET_MAX)
         end = self._read_segments(bases, first, forced)
-        # Unless something says that the log was closed, entries may have followed whatever is there.
+        # Unless the checkpoint proves a clean close, more entries may have followed.
         closed = marks is not None and marks.clean and marks.forced == snapshot.offset
         self.is_complete &= closed or not self.lacks
         if self.mark_fault:
@@ -392,7 +407,10 @@ class CatalogSurvey:
         self.end = max(self.end, end, forced, *bases)
 
     def _fault(self, path: str, reason: str, next: int) -> None:
-        """Entries before the offset `next` are lost. What lies before the snapshot is in it."""
+        """Record a fault that lost the entries before the offset `next`.
+
+        Entries before the snapshot are in it.
+        """
         self.faults.append((path, reason))
         self.lacks = True
         self.is_complete &= next <= self.snapshot.offset
@@ -421,7 +439,7 @@ class CatalogSurvey:
             return
 
     def _read_segments(self, bases: list[int], first: int, forced: int) -> int:
-        """Takes every entry after the snapshot that can be read; answers where the last whole block ends."""
+        """Apply every readable entry after the snapshot. Return where the last valid block ends."""
         end = torn = first
         pending: tuple[str, str, int] | None = None
         for base in bases:
@@ -443,7 +461,7 @@ class CatalogSurvey:
                         self._take(path, item)
             finally:
                 segment.close()
-        # What follows the last whole block counts only as far as something says that it was on the disk.
+        # Bytes after the last valid block count as lost only up to the offset that is known to have been durable.
         if pending is not None and end < forced:
             self._fault(pending[0], pending[1], forced)
         elif bases and end < forced:
@@ -469,7 +487,7 @@ class CatalogSurvey:
 
 
 def verify_catalog(disk: Disk, data: str) -> list[Finding]:
-    """What `tfmq log repair` would mend of the catalog as a whole, and of the version file."""
+    """Return what is wrong with the catalog as a whole and with the version file."""
     survey = CatalogSurvey(disk, data)
     findings = [Finding(path, 0, 0, reason, "catalog", DAMAGE) for path, reason in survey.faults]
     fault, _ = version_fault(disk, data, survey.register)
@@ -480,7 +498,9 @@ def verify_catalog(disk: Disk, data: str) -> list[Finding]:
 
 
 def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mended]:
-    """Rebuilds the catalog of `data` where a start would refuse it, and says what it could not know.
+    """Rebuild the catalog of `data` if a start would reject it.
+
+    The notes name what is unknown afterwards.
 
     Raises NewerFormat, OSError, Full.
     """
@@ -501,7 +521,10 @@ def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mend
 
 
 def _take_over(disk: Disk, data: str, register: Register) -> list[str]:
-    """What the folders say that the register does not know; each in words. Nothing has its ids again."""
+    """Add to the catalog's state what only the folders know, and reserve all ids found.
+
+    Return a sentence for each addition.
+    """
     said: list[str] = []
     known = register.next_id - 1
     topics: dict[int, tuple[str, int]] = {}
@@ -530,7 +553,7 @@ def _take_topic(register: Register, incarnation: int, topic: str, count: int) ->
         register.enter((READY, incarnation))
         return [f"topic {topic} has {count} partitions by its folders"]
     for other in [each for each in register.topics.values() if each.name == topic]:
-        # The folders of the name are this one's: the other was deleted.
+        # The folders of this name belong to this incarnation, so the other topic was deleted.
         register.enter((GONE, other.incarnation))
     register.enter((CREATE, topic, incarnation, count, {}))
     register.enter((READY, incarnation))
@@ -538,7 +561,10 @@ def _take_topic(register: Register, incarnation: int, topic: str, count: int) ->
 
 
 def _log_id(disk: Disk, folder: str, suffix: str = filenames.SEGMENT_SUFFIX) -> int | None:
-    """Whose a partition's folder is: as its mark says, otherwise as most of its control records do."""
+    """Return the log id of a folder, from its checkpoint, else from most of its block trailers.
+
+    Return None if it is unknown.
+    """
     if not disk.is_folder(folder):
         return None
     try:
@@ -553,7 +579,7 @@ def _log_id(disk: Disk, folder: str, suffix: str = filenames.SEGMENT_SUFFIX) -> 
 
 
 def _take_stores(disk: Disk, data: str, register: Register) -> tuple[int, int]:
-    """The ids of the transaction journal and of the store of delayed messages, 0 where there is none."""
+    """Return the ids of the transaction journal and of the delay store; 0 for a missing one."""
     journal_id = store_id = 0
     transactions, delay = (
         filenames.join(data, filenames.TRANSACTIONS_FOLDER),
@@ -573,7 +599,9 @@ def _take_stores(disk: Disk, data: str, register: Register) -> tuple[int, int]:
 
 
 def _write(disk: Disk, found: CatalogSurvey) -> None:
-    """The snapshot first, then the mark by which the log begins there; the old files go aside last."""
+    """Write the rebuilt catalog, then rename the old files."""
+    # The snapshot first, then the checkpoint that lets the log begin there: a power cut leaves the old or the new
+    # catalog.
     folder = found.folder
     if not disk.exists(folder):
         disk.make_folder(folder)
@@ -590,16 +618,17 @@ def _write(disk: Disk, found: CatalogSurvey) -> None:
     marks = Marks(offset, found.ordinal, offset, found.ordinal, time_ms, found.epoch + 1)
     MarkFile(disk, folder, LOG_ID).settle(marks)
     for name in old:
-        if disk.exists(filenames.join(folder, name)):  # not one that the new snapshot made needless
+        if disk.exists(filenames.join(folder, name)):  # the new snapshot may have deleted obsolete ones
             put_aside(disk, filenames.join(folder, name))
 
 
-# All of a data folder.
+# The whole data folder
 
 
 def logs_of(disk: Disk, data: str) -> list[tuple[str, str]]:
-    """(folder, ending of its segments) of the logs in a data folder that have segments, or had: partitions and
-    arrivals.
+    """Return (folder, segment suffix) of all partitions and the arrival log.
+
+    Folders that never had segments are left out.
     """
     partitions = [name for name in disk.list(data) if filenames.parse_partition_folder(name) is not None]
     folders = [(filenames.join(data, name), filenames.SEGMENT_SUFFIX) for name in partitions]
@@ -618,7 +647,10 @@ def _has_segments(disk: Disk, folder: str, suffix: str) -> bool:
 
 
 def applied_place(disk: Disk, data: str) -> int:
-    """The highest place of the transaction journal that a log or the catalog has applied; NO_PLACE if none has."""
+    """Return the highest LSN of the transaction journal that a log or the catalog has applied.
+
+    Return NO_PLACE if there is none.
+    """
     journal = JournalSurvey(disk, filenames.join(data, filenames.TRANSACTIONS_FOLDER))
     journal.close()
     if journal.identity is None:
@@ -630,7 +662,10 @@ def applied_place(disk: Disk, data: str) -> int:
 
 
 def _applied_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int]) -> int:
-    """By the log's newest snapshot, and the control records after it."""
+    """Return the highest LSN of `source` in a log.
+
+    It is in the newest snapshot or in the block trailers after that.
+    """
     log_id = _log_id(disk, folder, suffix)
     if log_id is None:
         return NO_PLACE
@@ -652,7 +687,10 @@ def _applied_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int]) -
 
 
 def _spilled(disk: Disk, data: str) -> dict[int, int]:
-    """Up to where the arrivals are in the buckets: from there on a start reads them."""
+    """Return {offset: number} up to which arrivals are in the buckets.
+
+    A start reads the arrival log from there.
+    """
     delay = filenames.join(data, DELAY_FOLDER)
     if not is_delay(disk, delay):
         return {}
@@ -676,7 +714,10 @@ def _log_ids(disk: Disk, data: str) -> dict[str, int]:
 def verify_data(
     disk: Disk, data: str, *, records: bool = False, progress: Progress | None = None
 ) -> list[Report]:
-    """Checks every file of a data folder; a report for each part. Raises NewerFormat, OSError."""
+    """Verify every file of a data folder. Return one report per part.
+
+    Raises NewerFormat, OSError.
+    """
     wrong = wrong_paths(disk, data)
     shapes = Report()
     for error in wrong:
@@ -708,7 +749,10 @@ def verify_data(
 
 
 def _keeps_from(error: OSError, folder: str) -> bool:
-    """Whether it keeps from looking at `folder`, or a file in it, which is there: nothing is known to be missing."""
+    """Return whether `folder`, or a file in it, is unreadable.
+
+    What is missing in it cannot be detected then.
+    """
     if isinstance(error, IsADirectoryError | NotADirectoryError | FileNotFoundError):
         return False
     path = str(error.filename)
@@ -721,13 +765,16 @@ def _in_words(error: OSError) -> str:
     if isinstance(error, NotADirectoryError):
         return "no folder, where a folder belongs"
     if isinstance(error, FileNotFoundError):
-        return "a link to what is not there"
+        return "a dangling link"
     return f"cannot be read: {error.strerror}"
 
 
 @dataclass
 class DataRepaired:
-    """What a repair of a data folder did, by parts. `refused`: parts of which nothing could be made, and why."""
+    """What the repair of a data folder did, by part.
+
+    `failed` are the parts that could not be repaired.
+    """
 
     folder: list[Mended] = field(default_factory=list)
     logs: list[Repaired] = field(default_factory=list)
@@ -737,7 +784,7 @@ class DataRepaired:
 
 
 def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepaired:
-    """Mends every part of a data folder. A part that cannot be mended keeps none of the others from it.
+    """Repair every part of a data folder, independently of the others.
 
     Raises NewerFormat, Full, OSError.
     """

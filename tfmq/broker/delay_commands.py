@@ -1,8 +1,4 @@
-"""Delayed delivery as commands: from the wire's requests to the `DelayQueue`, and its answers back.
-
-A delayed send is checked here as if it were appended to its partition at once: when it is due, nothing of it can be
-refused any more. Handles of another broker name nothing that is known here, and are told so.
-"""
+"""Commands for delayed messages, on top of the `DelayQueue`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -43,15 +39,21 @@ from tfmq.transaction.model import Piece
 
 NOT_HERE: Final = "The handle {text} is of another broker, or of data that this one had before."
 PAGE_BYTES: Final = 1 << 20
-"""Of a page's rows: whatever keys the messages have, it fits one header, beside which other replies have room."""
+"""Maximum bytes of a page's rows, so that the page fits one reply header whatever keys the messages have."""
 ROW_BYTES: Final = 1 << 10
-"""What a row has besides its message's key and tag, at most: handle, topic, numbers, and their names."""
+"""Maximum size of a row besides the message's key and tag."""
 TRANSACTION_TOPIC: Final = "(delayed)"
-"""The topic of all delayed messages of one transaction, as people are told: they share one target."""
+"""Topic name shown to users for the delayed messages of a transaction, which share one target."""
 
 
 class Delay:
-    """See the module. One method a command, called by the engine; each gives its reply one call, or raises."""
+    """Delayed delivery.
+
+    One method per command, called by the request handler; each replies once, or raises.
+
+    A delayed send is checked as if it were appended to its partition immediately, because it must not be rejected
+    when it is due. A handle of another broker is answered as unknown.
+    """
 
     def __init__(
         self,
@@ -74,24 +76,30 @@ class Delay:
         self._topics, self._register, self._writes, self._quotas = topics, register, writes, quotas
         self._limits, self._lost = limits, lost
         self.stopped = False
-        """Nothing is under way any more."""
+        """No operation is in progress any more."""
 
     def stop(self) -> None:
-        """Takes no more; `stopped` once nothing is under way."""
+        """Stop accepting work; `stopped` is set once no operation is in progress."""
         self.queue.stop(partial(setattr, self, "stopped", True))
 
     def close(self) -> None:
-        """A last checkpoint, once it is `stopped`; in a worker. Raises OSError, JournalError: closed all the same."""
+        """Write a last checkpoint and close, after `stopped`; in a worker.
+
+        Raises OSError, JournalError; the store is closed even then.
+        """
         self._buckets.close(self.queue.now_ms())
 
     def abandon(self, reason: str) -> None:
-        """Lets go of the store without writing anything more."""
+        """Close the store without writing anything."""
         self.partition.log.abandon(reason)
         self._buckets.abandon()
 
     def status(self) -> dict[str, Any]:
-        """What STATUS says under "delay"; `levels` in seconds, for clients that choose one by number. `damaged`: also
-        what the start found to be lost."""
+        """Return the "delay" part of STATUS.
+
+        `levels` are in seconds, for clients that choose one by number. `damaged` includes what was found lost at the
+        start.
+        """
         found = self.queue.status()
         found["damaged"] += self._lost
         arrivals = self.partition.log.stopped or "open"
@@ -100,10 +108,11 @@ class Delay:
     # Sending
 
     def send(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
-        """A PRODUCE with due times. Raises UnknownTopic, UnknownPartition, StorageStopped, BadBatch, BadRequest,
-        MessageTooLarge, Busy.
+        """Queue a PRODUCE with due times.
+
+        Raises UnknownTopic, UnknownPartition, StorageStopped, BadBatch, BadRequest, MessageTooLarge, Busy.
         """
-        data = bytes(body)  # once, since it is searched, checked and measured
+        data = bytes(body)  # one copy, because it is scanned, checked and measured
         target = self._checked(request, data)
         work = DelayedSend(
             request,
@@ -119,7 +128,10 @@ class Delay:
         self._writes.put(self.partition, work)
 
     def piece(self, request: Produce | TransactionBatch, producer_id: int, data: Body) -> Piece:
-        """A delayed batch of a transaction, as its journal takes it. Raises as `send`."""
+        """Return a delayed batch of a transaction in the form that its journal stores.
+
+        Raises what `send` raises.
+        """
         target = self._checked(request, data)
         batch = Batch(data, request.blocks, producer_id, request.sequence, request.count)
         self.partition.log.check(batch)
@@ -138,7 +150,7 @@ class Delay:
         )
 
     def _checked(self, request: Produce | TransactionBatch, data: Body) -> Partition:
-        """The partition that the messages are for, if nothing of them would be refused there."""
+        """Return the target partition after checking that it would accept the messages."""
         due = request.due or b""
         if len(due) != DUE_BYTES * request.count:
             raise BadRequest(
@@ -158,7 +170,7 @@ class Delay:
         return target
 
     def _require_room(self, count: int, size_bytes: int) -> None:
-        """Raises Busy above the limits: what was delivered makes room."""
+        """Raise Busy if the limits on waiting delayed messages are reached."""
         if self.queue.pending + count > self._limits["delayed"]:
             raise Busy(
                 f"{self.queue.pending} delayed messages wait, and limits.delayed is the most that may: "
@@ -170,15 +182,15 @@ class Delay:
             )
 
     def succeed(self, request: SucceedProducer, reply: Reply) -> None:
-        """Closes the id of a producer's delayed stream."""
+        """Close a producer id in the arrival log."""
         self._writes.succeed_on(self.partition, request.producer_id, reply)
         self.queue.watch()
 
     def work(self, effect: Schedule, done: Applied) -> Work:
-        """What writes the delayed batches of decided transactions."""
+        """Return the queued append for delayed batches of decided transactions."""
         return ScheduleWork(effect, done, self.queue)
 
-    # One message
+    # One delayed message
 
     def cancel(self, request: CancelDelayed, reply: Reply, session: Session) -> None:
         handle = parse_handle(request.handle)
@@ -221,10 +233,10 @@ class Delay:
     def _is_own(self, handle: Handle) -> bool:
         return handle.store_id == self.issuer
 
-    # Many
+    # Several delayed messages
 
     def list(self, request: ListDelayed, reply: Reply, session: Session) -> None:
-        """A page of those that wait. Raises UnknownTopic, BadRequest."""
+        """Return a page of the waiting messages. Raises UnknownTopic, BadRequest."""
         keys = self._keys(request.topic, request.partition)
         after = None
         if request.after:
@@ -241,17 +253,17 @@ class Delay:
         rows = [self._row(each) for each in found.rows[:count]]
         if count < len(found.rows):
             return rows, True, rows[-1]["handle"]
-        # The log's id is the next request's business no more than the message's: only the turn says where to go on.
+        # Only the due time and number position the next page, so the log id in this handle is not used.
         after = "" if found.after is None else self._handle(ARRIVALS_KEY, found.after)
         return rows, found.more, after
 
     def histogram(self, request: DelayedHistogram, reply: Reply, session: Session) -> None:
-        """Raises UnknownTopic."""
+        """Count waiting messages by due time. Raises UnknownTopic."""
         done = self._pending(reply, session, _histogram)
         self.queue.histogram(request.edges, self._keys(request.topic, None), done)
 
     def _keys(self, name: str, number: int | None) -> Callable[[int], bool] | None:
-        """Which partitions are meant; None: all."""
+        """Return a filter on log ids for topic `name` and partition `number`; None: all."""
         if not name:
             return None if number is None else lambda key: split_id(key)[1] == number
         topic = self._topics.topic(name)
@@ -261,12 +273,17 @@ class Delay:
             raise no_partition(topic, number)
         return lambda key: split_id(key) == (topic.incarnation, number)
 
-    # Answers
+    # Replies
 
     def _pending(
         self, reply: Reply, session: Session, fields: Callable[[Any], Sequence[Any]]
     ) -> Callable[[Any, BaseException | None], None]:
-        """A `done` that answers with `fields(result)`; until then the request counts as pending. Raises Busy."""
+        """Return a callback that replies with `fields(result)`.
+
+        Until then the request counts as pending.
+
+        Raises Busy.
+        """
         self._quotas.take(session, REQUEST_BYTES)
 
         def done(result: Any, error: BaseException | None) -> None:
@@ -282,7 +299,7 @@ class Delay:
         return print_handle(Handle(self.issuer, log_id, turn.due, turn.number))
 
     def _row(self, pending: Pending) -> dict[str, Any]:
-        """A message that waits, as lists have it."""
+        """Return a waiting message as a list row."""
         attribute = _attribute(pending.attribute)
         return {
             "handle": self._handle(pending.key, Turn(pending.due, pending.number)),
@@ -296,14 +313,14 @@ class Delay:
         }
 
     def _where(self, log_id: int) -> dict[str, Any]:
-        """The topic is "" when it is gone."""
+        """Return topic and partition of a log id; topic "" if it was deleted."""
         incarnation, number = split_id(log_id)
         row = self._register.topics.get(incarnation)
         return {"topic": "" if row is None else row.name, "partition": number}
 
 
 def _attribute(data: bytes | None) -> Attribute:
-    """What can be told of a record; nothing where its sender wrote something else."""
+    """Decode a record's attribute; an empty one if the sender used another format."""
     try:
         return Attribute() if data is None else decode_attribute(data)
     except DecodeFailed:
@@ -311,7 +328,7 @@ def _attribute(data: bytes | None) -> Attribute:
 
 
 def _fitting(rows: Sequence[Pending]) -> int:
-    """How many of these fit one page: all, unless their keys are long; at least one."""
+    """Return how many rows fit one page: all, unless their keys are long; at least one."""
     sizes = accumulate(ROW_BYTES + len(each.attribute or b"") for each in rows)
     return max(1, sum(size <= PAGE_BYTES for size in sizes))
 

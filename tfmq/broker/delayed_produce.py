@@ -1,7 +1,8 @@
-"""The log where delayed messages arrive, as one more partition: the same queue, file work and forces, outside the
-topics.
+"""The arrival log, which stores delayed messages until they are due, and its appends.
 
-`Arrivals` is that partition; `ArrivalsLanding` is how the delay queue writes to it itself (cancels, new times).
+The arrival log is a `Partition` outside of all topics, with the same queue, file work and fsyncs. A delayed PRODUCE
+and the delayed batches of decided transactions are each appended as an arrival header followed by the records as
+their producer sent them, in one append. Work is done per batch, never per message.
 """
 
 from __future__ import annotations
@@ -42,18 +43,24 @@ from tfmq.protocol.commands import ORDINAL_UNKNOWN, DelayedBatch, Produce
 
 NAME: Final = "delay"
 INCARNATION: Final = 2
-"""The house's own, below every topic's: log id `tfmq.apply_target.ARRIVALS_KEY`."""
+"""Reserved for the broker, below every topic's incarnation: log id `tfmq.apply_target.ARRIVALS_KEY`."""
 
 
 class Arrivals(Partition):
-    """The arrivals. Nobody fetches from them, and no topic has them: a start is what lifts a stop."""
+    """The arrival log as a partition.
+
+    It has no topic and no fetches; only a restart resumes it after a stop.
+    """
 
     def advice(self) -> str:
-        return "mend the disk, then start the broker again"
+        return "repair the disk, then start the broker again"
 
 
 class ArrivalsLanding:
-    """What `tfmq.delay.requests.Landing` asks for."""
+    """The arrival log as the delay queue uses it, for cancellations and new due times.
+
+    Implements `tfmq.delay.requests.ArrivalLog`.
+    """
 
     def __init__(self, partition: Partition, writes: Writes) -> None:
         self._partition = partition
@@ -68,7 +75,7 @@ class ArrivalsLanding:
         batches: Sequence[Batch],
         done: Callable[[Sequence[Appended] | None, BaseException | None], None],
     ) -> None:
-        """In one write, behind all that came before."""
+        """Append `batches` in one write, after everything queued before."""
         stopped = self._partition.log.stopped
         if stopped is not None:
             done(None, reply.of_arrivals(StorageStopped(reason=stopped, outcome=NOT_DONE)))
@@ -82,13 +89,15 @@ class ArrivalsLanding:
         self._partition.when_forced(offset, forced)
 
     def truncate_before(self, offset: int, done: Callable[[Any, BaseException | None], None]) -> None:
-        """In a worker, with no append beside it."""
+        """Truncate the log in a worker, with no append at the same time."""
         self._partition.exclusively(partial(self._partition.log.truncate_before, offset), done)
 
 
 class HouseWork:
-    """Notes of the house, and copies of records behind them. Copies have the ids of whoever sent them first, so they
-    are an append of their own: they are no next sequence of anybody.
+    """Append by the delay queue: arrival headers, and copies of records after them.
+
+    Copies have the ids of their first producers, so they are not the next sequence of any producer. They are an
+    append of their own.
     """
 
     effect = False
@@ -117,25 +126,22 @@ class HouseWork:
         """Its bytes are its own."""
 
 
-# What lands in the arrivals: a delayed PRODUCE, and the delayed batches of decided transactions.
-#
-# Both are a note and, behind it, the records as their producer sent them, in one append. Effective due times are given
-# in the moment of the append, and the queue knows of them until they are written or refused, so that nothing later
-# fires meanwhile. No step here is made for a message.
+"""Do nothing: the batches own their bytes."""
+
 
 NOTE_BYTES: Final = 512
-"""What a note has beside its due times, at most: its record's header, its own, and a topic's name."""
+"""Maximum size of an arrival header besides its due times: record header, fields, and topic name."""
 DUE_WORDS: Final = 2
-"""A due time has a word on the wire, and another one in the note."""
+"""A due time takes one word on the wire and one in the arrival header."""
 BATCHES_OF_ONE: Final = 2
-"""The note, and the records."""
+"""Batches per arrival: the header and the records."""
 
 _FLAGS: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
-"""From the first byte of a word to its message's flag."""
+"""Translation of a due word's first byte to the message's flag."""
 
 
 class Queue(Protocol):
-    """What of `tfmq.delay.delay_queue.DelayQueue` arrivals need; see there."""
+    """The methods of `tfmq.delay.delay_queue.DelayQueue` that arrivals need."""
 
     def now_ms(self) -> int: ...
     def taken_ms(self) -> int: ...
@@ -146,14 +152,23 @@ class Queue(Protocol):
 
 
 class Landed(NamedTuple):
-    """A batch that is about to be written: its note, and under which ticket the queue expects it."""
+    """A batch to be appended.
+
+    `ticket` is the queue's ticket for the expected arrival.
+    """
 
     note: Note
     ticket: int
 
 
 class DelayedSend(Send):
-    """One PRODUCE with due times. The rule of sequences and the acknowledgement are those of any send."""
+    """Append of one PRODUCE with due times.
+
+    Producer sequences and acks work as for any other produce.
+
+    Effective due times are set at the append. The delay queue expects them from then until the append succeeds or
+    fails, so that it fires nothing later in between.
+    """
 
     __slots__ = ("_landed", "_log_id", "_note", "_number", "_queue", "_store_id")
 
@@ -174,7 +189,7 @@ class DelayedSend(Send):
         self.size_bytes = len(body) + DUE_WORDS * len(request.due or b"") + NOTE_BYTES
         self._landed: Landed | None = None
         self._note: Note | None = None
-        """Of what is stored; None where nobody knows it any more."""
+        """Arrival header of the stored batch; None if it is no longer known."""
         self._number = 0
 
     def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
@@ -199,13 +214,16 @@ class DelayedSend(Send):
         super().appended(partition, [answer])
 
     def keep(self, *, staged: bool = False) -> None:
-        """The queue looks at the records when they are written: they are kept for that, too."""
+        """Copy the records; the queue reads them after the append."""
         if not self._kept:
             self._body = bytes(self._body)
             self._body_done()
 
     def _repeat(self, partition: Partition, repeat: Repeat) -> None:
-        """What was answered before: the due times stand in the log, until they are in the buckets."""
+        """Answer a duplicate with the stored due times.
+
+        They are in the log until the buckets contain them.
+        """
         self._number = repeat.answer.first_ordinal
         self._run(
             partial(note_before, partition.log, self._number), partial(self._found, partition, repeat.answer)
@@ -222,7 +240,7 @@ class DelayedSend(Send):
         self._settle(partition, answer.end, (), True, answer)
 
     def _ok(self, *fields: Any) -> None:
-        """As for a send, but its records have no place in their partition yet."""
+        """Reply as for any produce, but without offsets: the records are not in their partition yet."""
         _, durability, repeated, append_time, _ = fields
         super()._ok([], durability, repeated, append_time, ORDINAL_UNKNOWN, self._delayed())
 
@@ -237,14 +255,17 @@ class DelayedSend(Send):
         super().refused(reply.of_arrivals(error))
 
     def _forget(self) -> None:
-        """What was to be written is not."""
+        """Withdraw the expected batch, which is not written."""
         landed, self._landed = self._landed, None
         if landed is not None:
             self._queue.failed(landed.ticket)
 
 
 class ScheduleWork(EffectWork):
-    """Delayed batches of decided transactions: once by their source's place, with the times from which they count."""
+    """Append of delayed batches of decided transactions, once per LSN.
+
+    Delays count from the decision.
+    """
 
     def __init__(self, effect: Schedule, done: Applied, queue: Queue) -> None:
         super().__init__(effect, done)
@@ -266,7 +287,10 @@ class ScheduleWork(EffectWork):
         return self._batches
 
     def _add(self, note: Note, records: Batch) -> None:
-        """No header of a control record stands where two batches meet: that is in the format of notes."""
+        """Add one arrival.
+
+        The header format ensures that no block trailer header appears where two batches meet.
+        """
         self._batches += batches_of(note, *records)
         self._landed.append((Landed(note, self._queue.expect(note.dues.low)), records.data))
 
@@ -291,8 +315,11 @@ class ScheduleWork(EffectWork):
 
 
 def wrap(log_id: int, topic: str, due: bytes, batch: Batch) -> Batch:
-    """A delayed batch as it lies in the journal of transactions: a note with the due times as they were asked for, then
-    the records. Its count is that of the records.
+    """Return a delayed batch as the transaction journal stores it.
+
+    It is an arrival header followed by the records.
+
+    The header has the due times as the client set them. `count` remains the count of the records.
     """
     asked = words(due)
     times = array("Q", map(DUE_MAX.__and__, asked))
@@ -303,7 +330,7 @@ def wrap(log_id: int, topic: str, due: bytes, batch: Batch) -> Batch:
 
 
 def unwrap(wrapped: Batch) -> tuple[Note, Batch]:
-    """What `wrap` was given. Raises BadNote, NewerFormat."""
+    """Split what `wrap_batch` returned. Raises BadArrivalHeader, NewerFormat."""
     data = memoryview(wrapped.data)
     size = HEADER_SIZE + LENGTH.unpack_from(data)[0]
     note = notes.decode_note(data[:size])
@@ -311,8 +338,11 @@ def unwrap(wrapped: Batch) -> tuple[Note, Batch]:
 
 
 def effective_at(asked: Dues, decided_ms: int, now_ms: int, ahead_ms: int) -> Dues:
-    """Due times of a transaction that was decided at `decided_ms` and is written at `now_ms`, both broker time, which
-    is `ahead_ms` ahead of the wall clock: a delay counts from the decision, and nothing is due before the next ms."""
+    """Return the due times of a transaction decided at `decided_ms` and written at `now_ms`.
+
+    Both are broker time, `ahead_ms` ahead of the wall clock. A delay counts from the decision; no message is due before
+    the next ms.
+    """
     dues = effective(_wire(asked), len(asked.times), decided_ms, ahead_ms)
     if dues.low > now_ms:
         return dues
@@ -320,7 +350,7 @@ def effective_at(asked: Dues, decided_ms: int, now_ms: int, ahead_ms: int) -> Du
 
 
 def _wire(asked: Dues) -> bytes:
-    """Due times as their sender gave them."""
+    """Return due times in the form in which the client sent them."""
     if ABSOLUTE_FLAG not in asked.absolute:
         return word_bytes(array("Q", map(RELATIVE.__or__, asked.times)))
     if RELATIVE_FLAG not in asked.absolute:
@@ -330,5 +360,5 @@ def _wire(asked: Dues) -> bytes:
 
 
 def _flags(due: bytes) -> bytes:
-    """A byte a message: whether a time was asked for, and not a delay."""
+    """Return one byte per message: whether an absolute time was set instead of a delay."""
     return due[::WORD].translate(_FLAGS)

@@ -1,9 +1,7 @@
-"""Fetches: answered at once where there is something to read, else parked until there is, until their time
-is up.
+"""Fetch requests, answered immediately or parked until there are records.
 
-A reader gets whole control blocks, up to the forced mark unless it asks for what is only written. While
-somebody waits at the forced mark of a log with unforced data, a force is asked for. With tags, blocks
-without a match are left out and the reader advances past them all the same.
+A reader gets whole blocks, up to the durable offset unless it asked for records that are only written. With tags,
+blocks without a matching record are left out, and the reader still advances past them.
 """
 
 from __future__ import annotations
@@ -35,14 +33,14 @@ logger = logging.getLogger("tfmq.broker")
 BUSY = "Too many fetches wait already. Close idle consumers, or raise limits.{limit} on the server."
 
 FILTER_BYTES: Final = 64 << 10
-"""More than this is looked through by a worker: 8 MiB of small records take a tenth of a second."""
+"""Larger reads are filtered in a worker: 8 MiB of small records take a tenth of a second."""
 
 Found = tuple[Chunk, list[memoryview] | None]
-"""A chunk, and the blocks of it that are wanted, where that was looked for already."""
+"""A fetch response, and its matching blocks if it has been filtered already."""
 
 
 class Poll:
-    """One FETCH on its way. `offset` moves past what a tag filter left out."""
+    """One FETCH in progress. `offset` advances past blocks that the tag filter left out."""
 
     __slots__ = (
         "answered", "epoch", "max_bytes", "offset", "partition", "reading", "reply", "session", "tags", "timer",
@@ -62,13 +60,13 @@ class Poll:
         self.answered = False
 
     def limit(self) -> int:
-        """Up to where it may read."""
+        """Return the offset up to which the request may read."""
         log = self.partition.log
         return log.end_offset if self.upto == "written" else log.forced_offset
 
 
 class Polls:
-    """All fetches that wait, by session."""
+    """Fetch commands, and the parked fetches by session."""
 
     def __init__(
         self,
@@ -87,7 +85,10 @@ class Polls:
         self.count = 0
 
     def fetch(self, request: Fetch, reply: Reply, session: Session) -> None:
-        """Answers or parks. Raises UnknownTopic, UnknownPartition, StorageStopped and what reading does."""
+        """Answer or park a fetch.
+
+        Raises UnknownTopic, UnknownPartition, StorageStopped, and what reading raises.
+        """
         partition = self._topics.partition(request.topic, request.incarnation, request.partition)
         poll = Poll(request, partition, reply, session)
         poll.max_bytes = min(poll.max_bytes, self._limits["fetch_bytes"])
@@ -96,7 +97,7 @@ class Polls:
         self._look(poll)
 
     def cancel(self, session: Session, correlation: int) -> bool:
-        """Ends a parked fetch with an empty answer; whether there was one."""
+        """End a parked fetch with an empty reply. Return whether there was one."""
         poll = self._sessions.get(session, {}).get(correlation)
         if poll is None:
             return False
@@ -104,7 +105,7 @@ class Polls:
         return True
 
     def topic_changed(self, topic: Topic) -> None:
-        """It may have grown, which each answer to a fetch tells: of each session one is answered now."""
+        """Answer one parked fetch of each session with the new number of partitions."""
         told: set[Session] = set()
         for partition in topic.partitions:
             for poll in list(partition.parked) if isinstance(partition, Partition) else ():
@@ -113,12 +114,12 @@ class Polls:
                     self._nothing(poll)
 
     def close(self) -> None:
-        """The broker stops: whoever waits gets the error."""
+        """Answer all parked fetches with an error; the broker is stopping."""
         for waiting in list(self._sessions.values()):
             for poll in list(waiting.values()):
                 self._error(poll, Busy(reply.STOPPING))
 
-    # Looking for something to read
+    # Reading
 
     def _look(self, poll: Poll) -> None:
         if poll.reading:
@@ -141,7 +142,7 @@ class Polls:
 
     @staticmethod
     def _search(poll: Poll) -> Found:
-        """In a worker: what is there, and what of it is wanted."""
+        """Read and filter; in a worker."""
         log = poll.partition.log
         chunk = log.read(poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch)
         return chunk, None if poll.tags is None else _wanted(poll, chunk)
@@ -164,9 +165,12 @@ class Polls:
             self._filtered(poll, chunk, _wanted(poll, chunk) if blocks is None else blocks)
 
     def _filtered(self, poll: Poll, chunk: Chunk, blocks: list[memoryview]) -> None:
-        """Answers the blocks that match. Without any the reader advances: at once where there is more to
-        look at, which keeps one request's work bounded, and at the first look, so that it knows when it
-        stands at the end; else when something comes or its time is up."""
+        """Reply with the matching blocks.
+
+        Without any, an empty reply advances the reader immediately if there is more to read, which bounds the work of
+        one request, and after the first read, so that the reader knows when it is at the end. Otherwise the fetch is
+        parked.
+        """
         if blocks or chunk.next < poll.limit() or poll.timer is None:
             self._ok(poll, chunk, blocks)
         else:
@@ -174,7 +178,7 @@ class Polls:
             self._park(poll)
 
     def _failed(self, poll: Poll, error: BaseException) -> None:
-        """A fetch at or behind the mark it may read to waits; anything else is its answer."""
+        """Park a fetch at the end of what it may read; reply with any other error."""
         if isinstance(error, BeyondEnd) and poll.offset <= poll.partition.log.end_offset:
             self._park(poll)
             return
@@ -185,7 +189,7 @@ class Polls:
                 logger.error("out of memory, a fetch of %s was refused; %d so far", name, self._short)
         self._error(poll, read_error(error, poll.partition))
 
-    # Waiting
+    # Parking
 
     def _park(self, poll: Poll) -> None:
         if not poll.until or self._timers.now() >= poll.until:
@@ -205,7 +209,7 @@ class Polls:
             self._look(poll)
 
     def _enter(self, poll: Poll) -> None:
-        """Counts the poll among the waiting; answers Busy if there are too many."""
+        """Add a fetch to the parked ones; reply Busy if there are too many."""
         mine = self._sessions.get(poll.session)
         for limit, count in (
             ("parked_fetches", self.count),
@@ -240,10 +244,10 @@ class Polls:
         for poll in list(self._sessions.pop(session, {}).values()):
             self._error(poll, Abandoned())
 
-    # Answers
+    # Replies
 
     def _nothing(self, poll: Poll) -> None:
-        """The time is up, or there was none: an empty answer at where the reader is."""
+        """Reply with an empty response at the reader's offset."""
         self._ok(poll, Chunk(poll.offset, poll.offset, poll.offset, b""), b"")
 
     def _error(self, poll: Poll, error: BaseException) -> None:
@@ -268,12 +272,12 @@ class Polls:
 
 
 def _wanted(poll: Poll, chunk: Chunk) -> list[memoryview]:
-    """The blocks of `chunk` that a tag of the poll is in."""
+    """Return the blocks of `chunk` that match the fetch's tags."""
     return blocks_with(chunk.data, poll.tags or (), chunk.start, poll.partition.log.log_id)
 
 
 def read_error(error: BaseException, partition: Partition) -> BaseException:
-    """The client's error for a failed read, with the range that the log has."""
+    """Return the client error for a failed read, with the log's current range."""
     log: Log = partition.log
     if partition.gone:
         return UnknownTopic(GONE.format(name=partition.name))
@@ -282,12 +286,7 @@ def read_error(error: BaseException, partition: Partition) -> BaseException:
     return reply.of_read(error)
 
 
-# Filtering by tag: which control blocks hold a record that a reader wants. The reader does the exact check
-# itself.
-#
-# A block is left out only if it is proven: by its control record, its place and its checksum. Otherwise a wrong byte in
-# a tag or a length could hide it, and undamaged blocks after it. From one that is not proven on all is kept: the
-# reader, which verifies every block, finds the damage and names it.
+# Filtering by tag. The client makes the exact check.
 
 LENGTH_FLAG: Final = Struct(">I12xI")
 
@@ -295,10 +294,13 @@ LENGTH_FLAG: Final = Struct(">I12xI")
 def blocks_with(
     data: bytes | bytearray, wanted: Collection[int], offset: int, log_id: int
 ) -> list[memoryview]:
-    """The stretches of `data` (whole control blocks, the first at `offset` of the log) whose blocks hold a record with
-    one of the tag hashes `wanted`.
+    """Return the parts of `data` with a record that has one of the tag hashes `wanted`.
 
-    Neighbours come as one stretch; no stretch at all means that nothing matches.
+    `data` are whole blocks, the first at `offset` of the log. Adjacent blocks are one part; [] means no match.
+
+    A block is left out only if its trailer, position and checksum are valid: otherwise a wrong byte in a tag or a
+    length could hide it and the undamaged blocks after it. From the first invalid block on everything is returned,
+    and the reader, which verifies every block, reports the damage.
     """
     view = memoryview(data)
     return [view[start:end] for start, end in _stretches(view, frozenset(wanted), offset, log_id)]
@@ -329,7 +331,7 @@ def _stretches(data: memoryview, wanted: frozenset[int], offset: int, log_id: in
 
 
 def _proven(data: memoryview, start: int, end: int, offset: int, log_id: int) -> bool:
-    """Whether a whole block reaches from `start` to `end`, with its control record."""
+    """Return whether a valid block reaches from `start` to `end`, trailer included."""
     at = end - CONTROL_SIZE
     try:
         control = decode_control(data, at, log_id)
@@ -340,7 +342,7 @@ def _proven(data: memoryview, start: int, end: int, offset: int, log_id: int) ->
 
 
 def _extend(found: list[tuple[int, int]], start: int, end: int) -> None:
-    """Adds [start, end), joined to the last stretch where they touch."""
+    """Append [start, end), merged with the last part if they touch."""
     if found and found[-1][1] == start:
         start = found.pop()[0]
     found.append((start, end))

@@ -1,7 +1,4 @@
-"""Where things are in a log: offsets of records, ordinals of offsets, and LOCATE, which asks for them.
-
-Everything here may read the disk, so it runs in a worker; it changes nothing.
-"""
+"""Offsets and ordinals of records in a log, LOCATE, and retention with TRUNCATE."""
 
 from __future__ import annotations
 
@@ -32,20 +29,22 @@ from tfmq.protocol.commands import (
 )
 
 ONE_BLOCK: Final = 1
-"""Fewer bytes than any block has: a read gives just the block that holds the offset."""
+"""Fewer bytes than any block has: a read returns only the block that contains the offset."""
 
 
 class Place(NamedTuple):
-    """A record's start; `ordinal` is ORDINAL_UNKNOWN where it would have to be counted across damage."""
+    """Start of a record. `ordinal` is ORDINAL_UNKNOWN if damage makes it uncountable."""
 
     offset: int
     ordinal: int
 
 
 def record_offset(log: Log, offset: int, records: int) -> int:
-    """The offset of the record that is `records` behind the one at `offset`, in the same control block.
+    """Return the offset of the record that is `records` after the one at `offset`.
 
-    Raises what `Log.read` does.
+    Both are in the same block.
+
+    Reads the disk: call it in a worker. Raises what `Log.read` raises.
     """
     chunk = log.read(offset, ONE_BLOCK, upto="written")
     position = chunk.skip_to - chunk.start
@@ -57,10 +56,10 @@ def record_offset(log: Log, offset: int, records: int) -> int:
 
 
 def ordinal_of(log: Log, offset: int) -> int:
-    """The ordinal of the record at `offset`, or of the next one to come at the end; unknown in damage, and in what a
-    stopped log does not give any more.
+    """Return the ordinal of the record at `offset`; at the end that of the next record.
 
-    Raises what `Log.read` does.
+    ORDINAL_UNKNOWN in a damaged range, and where a stopped log cannot be read any more. May read the disk: call it in a
+    worker. Raises what `Log.read` raises.
     """
     if offset == log.end_offset:
         return log.end_ordinal
@@ -72,7 +71,7 @@ def ordinal_of(log: Log, offset: int) -> int:
         if not chunk.data:
             return ORDINAL_UNKNOWN
         block = next(blocks_of(chunk.data, chunk.start, log.log_id))
-    except (Corrupt, BadRecord):  # a read finds damage in the bytes of records only where it verifies them
+    except (Corrupt, BadRecord):  # Log.read verifies record bytes only if the log is set to do so
         return ORDINAL_UNKNOWN
     before = 0
     for record in records_of(block.data):
@@ -83,7 +82,7 @@ def ordinal_of(log: Log, offset: int) -> int:
 
 
 def find(log: Log, by: int, value: int) -> Place:
-    """The place that LOCATE asks for; values outside the log give its nearest end."""
+    """Return what LOCATE asks for; a value outside the log gives its nearest end."""
     if by == BY_EARLIEST:
         return Place(log.first_offset, log.first_ordinal)
     if by == BY_LATEST:
@@ -100,7 +99,7 @@ def _with_ordinal(log: Log, offset: int) -> Place:
 
 
 def locate(request: Locate, partition: Partition, run: Run, reply: Reply) -> None:
-    """Answers LOCATE, from memory where that suffices."""
+    """Answer LOCATE, from memory if possible, else in a worker."""
     log = partition.log
 
     def found(place: Place | None, error: BaseException | None) -> None:
@@ -115,20 +114,18 @@ def locate(request: Locate, partition: Partition, run: Run, reply: Reply) -> Non
         run(partial(find, log, request.by, request.value), found)
 
 
-# Letting go of old messages: whole sealed segments, by age and size, by the clock or by TRUNCATE. The last segment is
-# closed by its age, too, so that it can go.
-#
-# Also the round in which idle producers are forgotten. One partition at a time, so that housekeeping never
-# takes more than one worker.
-
 log = logging.getLogger("tfmq.broker")
 
 ROUND_SECONDS: Final = 60.0
-"""How often the rules are looked at: a minute late is nothing against days of retention."""
+"""Interval of retention rounds; a minute is small compared with days of retention."""
 
 
 class Retention:
-    """The round over all partitions, and TRUNCATE."""
+    """Periodic deletion of sealed segments by age and size, and TRUNCATE.
+
+    The last segment is sealed by its age too, so that it can be deleted. Each round also expires idle producers. One
+    partition is processed at a time, so that this work uses at most one worker.
+    """
 
     def __init__(self, *, topics: Topics, timers: Timers, clock: Clock) -> None:
         self._topics, self._timers, self._clock = topics, timers, clock
@@ -137,15 +134,15 @@ class Retention:
         self._stopped = False
 
     def also(self, partition: Partition) -> None:
-        """One that no topic has: nothing of it goes by age or size, but idle producers are forgotten there too."""
+        """Add a partition without a topic: only its idle producers are expired."""
         self._others.append(partition)
 
     def start(self) -> None:
-        """Arms the first round."""
+        """Schedule the first round."""
         self._timers.after(ROUND_SECONDS, self._round, deferrable=True)
 
     def stop(self) -> None:
-        """The broker stops: what this round has not looked at is left to the next start."""
+        """Stop; the rest of the current round is left to the next start."""
         self._stopped = True
         self._left.clear()
 
@@ -158,7 +155,7 @@ class Retention:
         self._timers.after(ROUND_SECONDS, self._round, deferrable=True)
 
     def _next(self) -> None:
-        """The next partition with something to do."""
+        """Process the next partition that has something to do."""
         while self._left:
             partition = self._left.popleft()
             if partition.gone or partition.working:
@@ -174,18 +171,21 @@ class Retention:
         if error is not None and not partition.gone:
             log.error("retention of %s-%d failed: %s", partition.name, partition.number, error)
         elif names:
-            log.info("retention of %s-%d let go of %d segments", partition.name, partition.number, len(names))
+            log.info("retention of %s-%d removed %d segments", partition.name, partition.number, len(names))
         self._next()
 
     def truncate(self, request: Truncate, reply: Reply) -> None:
-        """Lets go of what lies before an offset. Raises UnknownTopic, UnknownPartition, StorageStopped."""
+        """Delete whole segments before an offset.
+
+        Raises UnknownTopic, UnknownPartition, StorageStopped.
+        """
         partition = self._topics.partition(request.topic, request.incarnation, request.partition)
         if partition.log.stopped is not None:
             raise StorageStopped(reason=partition.log.stopped, outcome=NOT_DONE)
 
         def truncated(first: int | None, error: BaseException | None) -> None:
             if isinstance(error, Stopped | OSError) and not partition.gone:
-                # The new start may be durable already, and only what lies before it is still there.
+                # The new start may be durable although the deletion failed, so the outcome is unknown.
                 reply.error(client_error(error, UNKNOWN))
             elif error is not None:
                 reply.error(read_error(error, partition))

@@ -1,10 +1,4 @@
-"""One partition: what waits to be written, what waits to be forced, and whom to wake when its marks move.
-
-Work enters by `put` and is written in that order, many items in one append. Nothing is answered before the
-write, and where it asks for it the force, that the answer promises. While file work runs in a worker the
-queue waits. While a large transaction holds the partition, its effects go on and all other work waits behind,
-effects of other sources too.
-"""
+"""A partition: its queue of appends, its fsyncs, and the fetches parked on it."""
 
 from __future__ import annotations
 
@@ -35,13 +29,21 @@ logger = logging.getLogger("tfmq.broker")
 GONE = "The topic {name} was deleted."
 
 SEGMENT_PART: Final = 2
-"""An append takes at most half a segment, control records included, unless one batch alone is larger."""
+"""An append takes at most half a segment, block trailers included, unless a single batch is larger."""
 
 Waiter = Callable[[BaseException | None], None]
 
 
 class Partition:
-    """A log with its queue. `name` is the topic's; all calls come from the engine's thread."""
+    """A log with its queue of appends.
+
+    `name` is the topic's. All calls come from the broker's thread.
+
+    Appends are written in the order of `enqueue`, several in one write. A reply is sent only after the write, and if
+    required the fsync, that it promises. While file work runs in a worker the queue waits. While a large transaction
+    has exclusive use of the partition, only its effects are appended; everything else waits, other sources' effects
+    too.
+    """
 
     def __init__(
         self,
@@ -65,9 +67,9 @@ class Partition:
         self.working = False
         self._queue: deque[Work] = deque()
         self._held: SourceName | None = None
-        """The source of which alone effects are appended."""
+        """The only source whose effects are appended now."""
         self._behind: deque[Work] = deque()
-        """What waits for the end of a hold."""
+        """Appends that wait until the exclusive use ends."""
         self._force, self._run, self._timers = force, run, timers
         self._append_bytes_max = append_bytes_max
         self.append_bytes_max = min(append_bytes_max, log.options.segment_bytes // SEGMENT_PART)
@@ -78,7 +80,7 @@ class Partition:
         self._half_known = False
         self._full_disk = full_disk
         self._told: str | None = None
-        """The stop that stands in the server's log already."""
+        """The stop reason that has been logged already."""
 
     @property
     def state(self) -> str:
@@ -90,7 +92,7 @@ class Partition:
     # Writing
 
     def put(self, work: Work) -> bool:
-        """Queues work for the next `write`; whether it is the first in the queue."""
+        """Queue an append for the next `write`. Return whether it is the first in the queue."""
         if self._held is not None and not _comes_from(work, self._held):
             work.keep()
             self._behind.append(work)
@@ -101,20 +103,24 @@ class Partition:
         return len(self._queue) == 1
 
     def hold(self, source: SourceName) -> None:
-        """Until `unhold` only effects of `source` are appended. One of them that is refused ends the hold: nobody
-        waits for it.
+        """Append only effects of `source` until `end_exclusive`.
+
+        A rejected effect of `source` ends the exclusive use, so that the queue cannot wait forever.
         """
         self._held = source
 
     def unhold(self) -> bool:
-        """Ends a hold, if there is one; whether something waits to be written since."""
+        """End the exclusive use, if any. Return whether appends can be written now."""
         self._held = None
         self._queue.extend(self._behind)
         self._behind.clear()
         return bool(self._queue) and not self.working
 
     def write(self) -> None:
-        """Writes all that is queued, unless file work is under way; its end goes on with the queue."""
+        """Write everything queued, unless file work is in progress.
+
+        Its completion continues with the queue.
+        """
         while self._queue and not self.working:
             staged = self._gather()
             if not staged.items:
@@ -129,7 +135,10 @@ class Partition:
             self._run(work, partial(self._worked, staged))
 
     def _file_work(self, staged: Staged) -> Callable[[], None] | None:
-        """What must run in a worker before the append; None if it was appended, or refused, at once."""
+        """Return what must run in a worker before the append.
+
+        Return None if it was appended or rejected immediately.
+        """
         try:
             work = self.log.before_append(staged.size_bytes, staged.source)
         except Exception as error:
@@ -187,7 +196,7 @@ class Partition:
         return batches
 
     def _spurious(self, before: bytes, batch: Batch) -> bool:
-        """Whether a control record's header would stand where a batch meets the one before it: see `Log.check`."""
+        """Return whether a trailer's header would appear where two batches meet; see `Log.check`."""
         seam = before + bytes(batch.data[:HEADER_SIZE])
         return bool(before) and holds_control_header(seam, self.log.log_id)
 
@@ -214,7 +223,7 @@ class Partition:
             logger.info("%s-%d takes messages again", self.name, self.number)
         if self._full_disk.full and any(batches for _, batches in staged.items):
             self._full_disk.appended(staged.size_bytes)
-        self.wake()  # whoever reads what is only written comes first: it waits longest
+        self.wake()  # readers of written records first: they have waited longest
         at = 0
         for work, batches in staged.items:
             count = len(batches) or 1
@@ -233,8 +242,10 @@ class Partition:
             work.refused(error)
 
     def _followers(self, refused: Work) -> list[Work]:
-        """What is queued behind a refused effect from the same source, taken out: the highest place that was applied
-        counts, so no effect may pass one that was not. Nobody waits for the rest of what held the partition.
+        """Remove and return the queued appends that must be rejected with a rejected effect.
+
+        These are the later effects of the same source: the highest applied LSN counts, so none may be applied past a
+        missing one.
         """
         if not refused.effect:
             return []
@@ -246,12 +257,15 @@ class Partition:
         self._behind = deque(each for each in self._behind if not _comes_from(each, source))
         return followers
 
-    # Forcing
+    # Fsync
 
     def when_forced(self, offset: int, waiter: Waiter) -> None:
-        """`waiter(None)` once the log is on the disk up to `offset`, or `waiter(error)`; at once if it is."""
+        """Call `waiter(None)` once the log is durable up to `offset`, or `waiter(error)`.
+
+        It is called immediately if that is so already.
+        """
         if self.log.waits_for_space and offset >= self.log.end_offset:
-            # The producers know what lies behind the end, and it is not on the disk for sure.
+            # The producer state includes records after the log's end, whose durability is not certain.
             waiter(Full("the end of the log waits for space to be made durable"))
             return
         if offset <= self.log.forced_offset:
@@ -266,7 +280,7 @@ class Partition:
         self._force(self.log, offset, partial(self._forced, offset))
 
     def ask_force(self) -> None:
-        """Forces what is written, unless that is asked for already."""
+        """Request an fsync of what is written, unless one is requested already."""
         if self.log.end_offset > max(self._asked, self.log.forced_offset):
             self.when_forced(self.log.end_offset, _nobody)
 
@@ -284,14 +298,17 @@ class Partition:
             waiter(error)
 
     def _note_alarm(self) -> None:
-        """Who reads the files beside the broker sees all that is forced, also where no other force comes."""
+        """Rewrite the checkpoint with the current durable offset.
+
+        Programs that read the files directly see it even without another fsync.
+        """
         self._note_armed = False
         work = None if self.gone else self.log.note_work()
         if work is not None:
             self._run(work, _loud)
 
     def _flush(self) -> None:
-        """Forces after N messages, or arms the alarm for T seconds."""
+        """Request an fsync if the flush settings demand it now, else set a timer for it."""
         due = self.log.flush_due(self._timers.now())
         if due is None:
             return
@@ -307,21 +324,27 @@ class Partition:
             self._flush()
 
     def set_options(self, options: LogOptions) -> None:
-        """Other options of the log from now on; what it holds unforced is forced by them."""
+        """Replace the options of the log.
+
+        Its data that is not durable yet is flushed by the new options.
+        """
         self.log.set_options(options)
         self.append_bytes_max = min(self._append_bytes_max, options.segment_bytes // SEGMENT_PART)
         if self.log.stopped is None:
             self._flush()
 
-    # Waking
+    # Parked fetches and exclusive work
 
     def wake(self) -> None:
-        """Lets everything that is parked here look again."""
+        """Retry everything that is parked on this partition."""
         for look in list(self.parked.values()):
             look()
 
     def retire(self, done: Callable[[], None]) -> None:
-        """The topic goes: whatever waits gets the error; `done()` when no worker works on the log any more."""
+        """Fail everything that waits, because the topic is deleted.
+
+        `done()` once no worker uses the log.
+        """
         self.gone = True
         self.unhold()
         if not self.working:
@@ -330,12 +353,12 @@ class Partition:
         self.when_idle(done)
 
     def when_idle(self, done: Callable[[], None]) -> None:
-        """`done()` when no file work of this partition runs."""
+        """Call `done()` when no file work of this partition runs."""
         self._idle.append(done)
         self._tell_idle()
 
     def exclusively(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Runs `work` in a worker with no append beside it; the queue waits."""
+        """Run `work` in a worker, with no append at the same time; the queue waits."""
 
         def begin() -> None:
             self.working = True
@@ -352,8 +375,11 @@ class Partition:
         self.when_idle(begin)
 
     def resume(self, done: Callable[[Any, BaseException | None], None]) -> None:
-        """Lifts the stop of the log. One that fails half-way has forgotten what producers sent: until the next,
-        nobody is told that something is not there."""
+        """Resume the stopped log.
+
+        A resume that fails leaves the producer state incomplete. Until the next one, appends are rejected with the
+        outcome "unknown".
+        """
 
         def ended(result: Any, error: BaseException | None) -> None:
             self._half_known = error is not None
@@ -363,7 +389,8 @@ class Partition:
         self.exclusively(self.log.resume, ended)
 
     def _refuse_effects(self) -> None:
-        """Recovery may have cut away what effects had written: none that waits may come before those again."""
+        """Reject all queued effects."""
+        # Recovery may have truncated effects of the same source, which must be applied again before later ones.
         self.unhold()
         waiting, self._queue = self._queue, deque(each for each in self._queue if not each.effect)
         for each in waiting:
@@ -378,18 +405,18 @@ class Partition:
         self.tell_stop()
 
     def tell_stop(self) -> None:
-        """Puts a stop into the server's log, once until it is over."""
+        """Log a stop, once until it ends."""
         reason = self.log.stopped
         if reason is not None and reason != self._told:
             self._told = reason
             logger.error("%s-%d takes no messages: %s; %s", self.name, self.number, reason, self.advice())
 
     def advice(self) -> str:
-        """What an operator does about its stop."""
+        """Return what an operator should do about the stop."""
         resume = f"tfmq topic resume {self.name} --partition {self.number}"
         if (self.log.stopped or "").startswith(LOST):
-            return f"put the folder back with the server stopped, or give up what it held: {resume}"
-        return f"mend the disk, then: {resume}"
+            return f"put the folder back with the server stopped, or discard its content: {resume}"
+        return f"repair the disk, then: {resume}"
 
     def _tell_idle(self) -> None:
         while self._idle and not self.working:
@@ -397,13 +424,14 @@ class Partition:
 
 
 def _comes_from(work: Work, source: SourceName) -> bool:
-    """Whether it is an effect of that source."""
+    """Return whether the append is an effect of that source."""
     return work.effect and work.source[:2] == source
 
 
 def _append_error(error: BaseException) -> TfmqError:
-    """What a sender is told of a failed append: whether it happened is known only if the log refused it
-    whole.
+    """Return the client error of a failed append.
+
+    Its outcome is known only if the log rejected all of it.
     """
     known = reply.client_error(error)
     if isinstance(known, StorageStopped):
@@ -417,16 +445,14 @@ def _loud(result: Any, error: BaseException | None) -> None:
 
 
 def _nobody(error: BaseException | None) -> None:
-    """Whoever asked only wanted the marks to move; a failed force has stopped the log, which says so."""
-
-
-# An effect of a transaction or a timer on its way into a partition: applied once, whatever is repeated.
+    """Ignore the result of an fsync. A failed one has stopped the log, which logs it."""
 
 
 class EffectWork:
-    """No stream rule and no window: what its producers sent was checked where it first landed.
+    """Append of an effect of a transaction or a schedule, applied exactly once.
 
-    `done(mark, None)` when it is written, also if it was before; `done(None, error)` when it was not.
+    Producer sequences are not checked, because they were checked when the producer sent the records. `done(mark,
+    None)` is called when the effect is written, also if it was before; `done(None, error)` when it is not.
     """
 
     effect = True
@@ -446,7 +472,7 @@ class EffectWork:
         applied = partition.log.applied(self.source.kind, self.source.id)
         if applied is not None and place <= applied:
             if partition.log.stopped is not None:
-                # Nobody reads it, and it may be lost yet: only a resumption tells.
+                # Nothing reads from a stopped log, and the effect may be lost: only a resume can tell.
                 raise StorageStopped(reason=partition.log.stopped, outcome=UNKNOWN)
             self._done(Mark(self._key, partition.log.end_offset, ()), None)
             return None
@@ -462,67 +488,66 @@ class EffectWork:
         self._done(None, error)
 
     def keep(self, *, staged: bool = False) -> None:
-        """Its bytes are its own."""
-
-
-# What is to be written to a partition, from the queue to its append: the `Work` protocol, and `Staged`, which
-# gathers the work of one append.
-#
-# An append names one source, so works share one only if they come from the same: all plain sends, or all effects
-# of one transaction journal, whose highest place then stands for all of them. An append is written whole or not
-# at all, so that place never covers an effect that is not there.
+        """Do nothing: the batches own their bytes."""
 
 
 class Work(Protocol):
-    """Something to be written. Exactly one of `appended` and `refused` is called."""
+    """A queued append. Exactly one of `appended` and `rejected` is called."""
 
     size_bytes: int
     alone: bool
-    """It is an append of its own, whatever its source."""
+    """It must not share an append with others, even of the same source."""
     effect: bool
-    """It comes from a transaction or a timer. Its batches were checked when they were taken from their producer, and
-    their bytes again when they were read back; they stay unchanged until it is told that it is written or not."""
+    """It is an effect of a transaction or a schedule. Its batches were validated when the producer sent them, their
+    bytes verified again when read back, and they do not change until the append is complete."""
     source: Source
 
     def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
-        """What to append now; None if the work was settled without (a repeat, a refusal).
+        """Return what to append.
 
-        Raises `NotYet` if that cannot be told before what is staged has been written.
+        Return None if the request was answered without an append (a duplicate, a rejection).
+
+        Raises FlushStagedFirst if that depends on appends that are staged but not written.
         """
         ...
 
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
-        """It is written; not forced yet."""
+        """Handle the completed append, which is not durable yet."""
         ...
 
     def refused(self, error: BaseException) -> None:
-        """It was not written."""
+        """Handle that nothing was written."""
         ...
 
     def keep(self, *, staged: bool = False) -> None:
-        """It waits beyond this turn: from now on its bytes are its own, and the memory they came in is free.
+        """Copy the bytes, and release the receive buffer: the append waits longer than this turn.
 
-        `staged`: its batches have bytes of their own already, and it is not asked for them again.
+        `staged`: the batches have been copied already, and `prepare` is not called again.
         """
         ...
 
 
 class NotYet(Exception):
-    """Write what is staged, then ask again."""
+    """The staged appends must be written before this one can be prepared."""
 
 
 class Staged:
-    """Work gathered for one append: per item its batches, and per producer the sequence that comes next."""
+    """Queued appends that are combined into one append of the log.
+
+    An append names one source. So only appends of the same source are combined: plain produce requests, or effects of
+    one transaction journal, whose highest LSN then stands for all of them. The log writes an append completely or not
+    at all, so that this LSN never covers a missing effect. `next_sequences` are by producer.
+    """
 
     def __init__(self) -> None:
         self.items: list[tuple[Work, list[Batch]]] = []
         self.size_bytes = 0
         self.next_sequences: dict[int, int] = {}
         self.tail = b""
-        """The last bytes, which the next batch follows at once."""
+        """The last bytes, which the next batch follows directly."""
 
     def takes(self, work: Work, size_bytes_max: int) -> bool:
-        """Whether `work` may share the append: there is room, and the source is the same."""
+        """Return whether `work` may be added: enough room, and the same source."""
         if not self.items:
             return True
         first = self.items[0][0]
@@ -539,11 +564,11 @@ class Staged:
 
     @property
     def source(self) -> Source:
-        """What the append's control records name: the last one's place, since places of one source grow."""
+        """The source in the block trailers: that of the last append, whose LSN is the highest."""
         return self.items[-1][0].source
 
     def keep(self) -> None:
-        """As `Work.keep`, for all that is staged."""
+        """Copy the bytes of everything staged, as `PendingAppend.copy_bytes` does."""
         for number, (work, batches) in enumerate(self.items):
             if work.effect:
                 continue
@@ -553,5 +578,5 @@ class Staged:
 
 
 def tail_of(batch: Batch) -> bytes:
-    """The end of a checked batch, as long as a header."""
+    """Return the end of a validated batch, as long as a header."""
     return bytes(batch.data[-HEADER_SIZE:])

@@ -1,9 +1,6 @@
-"""The folders of partitions: made, opened, put aside, removed. All of it is file work, so it runs in a
-worker.
+"""Folders of partitions: create, open, rename, delete.
 
-A folder belongs to the incarnation whose log id its marks carry; another's is never taken for it. Deleted
-topics' folders get a name that no topic can have before their files go, so a new topic of the name finds
-the place free.
+All of it is file work that runs in a worker.
 """
 
 import logging
@@ -29,17 +26,17 @@ from tfmq.errors import Busy
 log = logging.getLogger("tfmq.broker")
 
 ASIDE_PREFIX: Final = "deleted~"
-"""`~` is in no topic's name."""
+"""No topic name contains `~`."""
 
 ARCHIVE_NAME: Final = "archive"
 HOUSE_NAMES: Final = frozenset({"meta", "transactions", "delay", ARCHIVE_NAME, "lock"})
 
 DESCRIPTORS_LEFT: Final = 8
-"""A topic that would take the last ones is refused: connections, and rolls of other logs, need them."""
+"""File descriptors that a new topic must leave: connections, and segment rolls of other logs, need them."""
 
 
 class Opened(NamedTuple):
-    """A partition's log with the memory that was rebuilt from it."""
+    """A partition's open log, with the producer state that recovery rebuilt."""
 
     number: int
     log: Log
@@ -47,7 +44,12 @@ class Opened(NamedTuple):
 
 
 class Folders:
-    """All partition folders below the data folder `data`."""
+    """All partition folders in the data folder `data`.
+
+    A folder belongs to the topic incarnation whose log id its checkpoint contains; other folders are never used.
+    Folders of a deleted topic are first renamed to a name that no topic can have, so that a new topic of the same
+    name can be created at once.
+    """
 
     def __init__(
         self,
@@ -63,20 +65,21 @@ class Folders:
         self._options, self._producers = options, producers
         self.partition = partition
         self.stopping = False
-        """No topic is made or grown any more, also not the rest of one that is under way."""
+        """No topic is created or grown any more, not even one that is in progress."""
 
     def path(self, name: str, number: int) -> str:
         return join(self._data, partition_folder(name, number))
 
-    # Making
+    # Create
 
     def make(self, topic: TopicRow, made: list[str] | None = None) -> list[Opened]:
-        """Makes the folders that the topic lacks, and opens their logs; all of them or, failing, none is
-        left open.
+        """Create and open the partitions that the topic lacks.
 
-        The paths of folders that were not there go into `made`, so that only those are removed again: one that
-        was there may hold what nobody else has. What an interrupted attempt left behind is taken up. Raises
-        OSError, Full, Corrupt (WrongLog: another topic's folder), Busy once the broker is stopping.
+        On error none of them stays open.
+
+        Folders left by an interrupted attempt are used. The paths of new folders are appended to `made`, so that only
+        these are deleted on failure: an existing folder may contain data. Raises OSError, Full, Corrupt (WrongLog:
+        another topic's folder), Busy once the broker is stopping.
         """
         opened: list[Opened] = []
         try:
@@ -97,7 +100,7 @@ class Folders:
         return opened
 
     def _require_descriptors(self) -> None:
-        """Raises Full unless some descriptors are left: readers of other topics must be able to connect."""
+        """Raise Full unless some file descriptors are left, for connections and segment rolls."""
         spare: list[File] = []
         try:
             for _ in range(DESCRIPTORS_LEFT):
@@ -107,25 +110,25 @@ class Folders:
                 each.close()
 
     def abandon(self, opened: list[Opened]) -> None:
-        """Lets go of logs that no topic will have."""
+        """Close the logs of a topic that was not created."""
         for each in opened:
             each.log.abandon("its topic could not be made")
 
     def prepare(self, topic: Topic, settings: Mapping[str, Any]) -> None:
-        """The archives that the topic's partitions need with these settings. Raises OSError, Full."""
+        """Create the archive folders that the topic needs with these settings. Raises OSError, Full."""
         for number in range(len(topic.partitions)):
             archive = self._options(topic.name, number, settings).archive_folder
             if archive is not None:
                 self.make_archive(archive)
 
     def _open_own(self, topic: TopicRow, number: int, names: list[str]) -> Opened:
-        """Opens what is new, or was begun before: that has its marks before anything else."""
+        """Open a new or incompletely created folder. The checkpoint is always its first file."""
         if names and mark_name() not in names:
             raise WrongLog(self.path(topic.name, number), 0, 0, "the folder has files and no marks")
         return self.open(topic, number)
 
     def open(self, topic: TopicRow, number: int) -> Opened:
-        """Opens one log, after recovery. Raises what `Log.open` does."""
+        """Open one log, with recovery. Raises what `Log.open` raises."""
         producers = self._producers()
         options = self._options(topic.name, number, topic.settings)
         if options.archive_folder is not None:
@@ -142,23 +145,23 @@ class Folders:
         return Opened(number, opened, producers)
 
     def archive_folder(self, name: str, number: int) -> str:
-        """Where a partition's archived segments go."""
+        """Return the folder for archived segments of a partition."""
         return join(join(self._data, ARCHIVE_NAME), partition_folder(name, number))
 
     def make_archive(self, path: str) -> None:
-        """The folder for a partition's archived segments, if it is not there. Raises OSError, Full."""
+        """Create the folder for archived segments, unless it exists. Raises OSError, Full."""
         above = join(self._data, ARCHIVE_NAME)
         for folder, parent in ((above, self._data), (path, above)):
             if not self._disk.exists(folder):
                 self._disk.make_folder(folder)
                 self._disk.force_folder(parent)
 
-    # Opening at the start
+    # Open at startup
 
     def open_all(self, topic: TopicRow) -> Topic:
-        """A topic as it was; a log that cannot be opened leaves the others as they are.
+        """Open all partitions of a topic. A log that cannot be opened does not affect the others.
 
-        A folder that is gone is made anew, stopped, so that somebody looks before it is written.
+        A missing folder is created again with its log stopped, so that an operator decides before it is written.
         """
         return Topic(topic, [self.open_or_why(topic, number) for number in range(topic.partitions)])
 
@@ -172,7 +175,7 @@ class Folders:
                 self._disk.force_folder(self._data)
             opened = self.open(topic, number)
             if missing:
-                opened.log.stop(f"{LOST}: what it held is lost, unless you bring it back")
+                opened.log.stop(f"{LOST}: its content is lost, unless you restore it")
         except (OSError, JournalError) as error:
             reason = str(misplaced(error, self._data) or error)
             log.error("partition %s-%d is not served: %s", topic.name, number, reason)
@@ -182,7 +185,10 @@ class Folders:
         return partition
 
     def strangers(self, topics: Mapping[int, TopicRow]) -> list[str]:
-        """Folders that look like partitions and belong to no topic; they are left alone."""
+        """Return folders that are named like partitions but belong to no topic.
+
+        They are not touched.
+        """
         known = {(row.name, number) for row in topics.values() for number in range(row.target)}
         found = []
         for name in self._disk.list(self._data):
@@ -191,17 +197,17 @@ class Folders:
                 found.append(name)
         return found
 
-    # Removing
+    # Delete
 
     def remove(self, made: list[str]) -> None:
-        """Removes folders that `make` has made; their logs are not open."""
+        """Delete folders that `create_missing` created; their logs are closed."""
         for path in made:
             if self._disk.exists(path):
                 self._remove(path)
         self._disk.force_folder(self._data)
 
     def put_aside(self, name: str, incarnation: int, count: int) -> list[str]:
-        """Renames a deleted topic's folders and forces that; their new paths. Repeatable."""
+        """Rename a deleted topic's folders, durably; return their new paths. Safe to repeat."""
         paths = []
         for number in range(count):
             path = self.path(name, number)
@@ -213,13 +219,13 @@ class Folders:
         return paths
 
     def aside(self) -> list[str]:
-        """Folders that were put aside and still have files."""
+        """Return renamed folders of deleted topics that still exist."""
         return [
             join(self._data, name) for name in self._disk.list(self._data) if name.startswith(ASIDE_PREFIX)
         ]
 
     def unlink(self, paths: list[str]) -> None:
-        """Removes folders that were put aside; what cannot be removed is left for the next start."""
+        """Delete renamed folders. What cannot be deleted is left for the next start."""
         for path in paths:
             try:
                 if self._disk.exists(path):
@@ -251,6 +257,7 @@ def say_recovery(opened: Log, *, damage: bool = True) -> None:
         )
     for first, next, reason in found.damage if damage else ():
         log.error(
-            "%s is damaged from %d to %d: %s. The rest is served; `tfmq log repair` mends it, with the broker stopped",
+            "%s is damaged from %d to %d: %s. The rest is served; `tfmq log repair` repairs it, with the broker"
+            " stopped",
             opened.folder, first, next, reason,
         )  # fmt: skip

@@ -1,8 +1,6 @@
-"""What is written to partitions: batches of producers, successions, effects; each from its request to its
-answer.
+"""Produce and succession requests, from the request to the reply.
 
-Requests are gathered while a turn lasts; `end_turn` writes them, one append a partition, and starts one
-force.
+Appends are queued during a turn. `ProduceHandler.write` writes them at its end, one append per partition.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +19,11 @@ from tfmq.errors import UNKNOWN, MessageTooLarge, SequenceGap
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce, SucceedProducer
 
 REQUEST_BYTES: Final = 512
-"""What a waiting request costs besides its body: its objects."""
+"""Approximate memory of a pending request besides its body."""
 
 
 class Send:
-    """One PRODUCE on its way."""
+    """Append of one PRODUCE."""
 
     __slots__ = (
         "_body",
@@ -86,7 +84,7 @@ class Send:
         repeated: bool,
         answer: Appended | Answer,
     ) -> None:
-        """Answers now, or once the log is forced up to `end`."""
+        """Reply now, or once the log is durable up to `end` if the request asks for that."""
         fields = (repeated, answer.append_time, answer.first_ordinal)
         if self._request.acks == ACKS_SYNCED:
             partition.when_forced(end, partial(self._forced, positions, fields))
@@ -108,7 +106,7 @@ class Send:
         self._reply.error(error)
 
     def keep(self, *, staged: bool = False) -> None:
-        """A small batch must not hold the memory that a whole turn was received into."""
+        """Copy the body, because a small batch must not keep the receive buffer of a whole turn."""
         if staged or not self._kept:
             self._body = b"" if staged else bytes(self._body)
             self._body_done()
@@ -136,7 +134,10 @@ class Send:
 
 
 class Succession:
-    """Closes a producer id on a partition for good; repeatable: a closed id gets its first answer."""
+    """Append that closes a producer id on a partition for good.
+
+    Safe to repeat: it gets the first answer again.
+    """
 
     alone = True
     effect = False
@@ -167,11 +168,11 @@ class Succession:
         self._reply.error(error)
 
     def keep(self, *, staged: bool = False) -> None:
-        """It has no bytes."""
+        """Do nothing: it has no bytes."""
 
 
 class Writes:
-    """Takes the requests and gathers, in `due`, what has something to write in this turn."""
+    """Produce and succession commands, and the partitions to be written in this turn."""
 
     def __init__(
         self,
@@ -190,28 +191,34 @@ class Writes:
         self._due: list[Partition] = []
 
     def produce(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
-        """Queues a batch. Raises UnknownTopic, UnknownPartition, StorageStopped, MessageTooLarge, Busy."""
+        """Queue a batch.
+
+        Raises UnknownTopic, UnknownPartition, StorageStopped, MessageTooLarge, Busy.
+        """
         self.refuse_large(request.blocks, len(body))
         partition = self._partition(request.topic, request.incarnation, request.partition)
         self.quotas.take(session, len(body) + REQUEST_BYTES)
         self.put(partition, Send(request, body, reply, session, self))
 
     def refuse_large(self, blocks: Sequence[tuple[int, int, int]], size_bytes: int) -> None:
-        """A block larger than blocks are is one record; a batch without blocks is held to the same size.
+        """Raise MessageTooLarge if a record is too large.
 
-        Raises MessageTooLarge.
+        A block above the block size contains a single record. A batch without blocks is limited to the same size.
         """
         size = max([block[0] for block in blocks], default=size_bytes)
         if size > self._record_bytes_max:
             raise MessageTooLarge(size_bytes=size, max_bytes=self._record_bytes_max)
 
     def succeed(self, request: SucceedProducer, reply: Reply) -> None:
-        """Closes an id and answers its successor. Raises UnknownTopic, UnknownPartition, StorageStopped."""
+        """Close a producer id and reply with its successor.
+
+        Raises UnknownTopic, UnknownPartition, StorageStopped.
+        """
         partition = self._partition(request.topic, request.incarnation, request.partition)
         self.succeed_on(partition, request.producer_id, reply)
 
     def succeed_on(self, partition: Partition, producer_id: int, reply: Reply) -> None:
-        """Closes an id there and answers its successor."""
+        """Close a producer id on an open partition and reply with its successor."""
         closed = partition.producers.closed(producer_id)
         if closed is not None:
             answer_closed(partition, closed, reply)
@@ -226,22 +233,22 @@ class Writes:
         self._lease(leased)
 
     def unhold(self, partition: Partition) -> None:
-        """Ends the hold of a partition; what waited for that is written at the end of the turn."""
+        """End the exclusive use of a partition; what waited is written at the end of the turn."""
         if partition.unhold():
             self._due.append(partition)
 
     def put(self, partition: Partition, work: Work) -> None:
-        """Queues something to be written, behind what came before for the partition."""
+        """Queue an append after earlier ones of the partition."""
         if partition.put(work):
             self._due.append(partition)
 
     @property
     def due(self) -> bool:
-        """Whether `write` has something to do."""
+        """Whether `write` has work."""
         return bool(self._due)
 
     def write(self) -> bool:
-        """Writes what is queued in partitions that are not busy; whether there was anything to do."""
+        """Write queued appends of partitions that are not busy. Return whether there were any."""
         due, self._due = self._due, []
         for partition in due:
             partition.write()
@@ -249,7 +256,7 @@ class Writes:
 
 
 def answer_closed(partition: Partition, closed: tuple[int, int], reply: Reply) -> None:
-    """Answers (successor, last sequence) once everything in the log now, the closing record too, is forced."""
+    """Reply (successor, last sequence) once the closing block is durable."""
 
     def forced(error: BaseException | None) -> None:
         if error is not None:
@@ -261,5 +268,5 @@ def answer_closed(partition: Partition, closed: tuple[int, int], reply: Reply) -
 
 
 def durability(log: Log, end: int) -> int:
-    """What is reached for an append that ends at `end`."""
+    """Return the durability reached for an append that ends at `end`."""
     return ACKS_SYNCED if log.forced_offset >= end else ACKS_WRITTEN

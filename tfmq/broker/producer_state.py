@@ -1,14 +1,4 @@
-"""Who has sent what to one partition: the rule that makes every batch land exactly once.
-
-A stream is one producer id on one partition; its sequences are contiguous. Per stream the last sequence and
-the last batches with their answers are remembered, so that a repeat is recognised and answered alike; a
-closed id keeps its successor. All of it is rebuilt from the log's blocks behind a snapshot
-(`journal.log.checkpoint.State`).
-
-What is forgotten (idle too long, or the oldest of too many) leaves a floor: an unknown id at or below it
-may have sent before, so it is never taken for a new one. Ids only grow, so the floor costs nobody who is
-younger.
-"""
+"""Producer state of a partition, for exactly-once appends."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -27,15 +17,16 @@ SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_NAME: Final = "the producers' snapshot"
 
 STREAMS_SLACK: Final = 2
-"""Between two rounds of `expire` there may be so many times too many streams: a flood of new ids ends there."""
+"""Factor over the limit at which a new producer id evicts the longest idle one without waiting for `expire`."""
 
 LeasedMs = Callable[[int], int | None]
-"""When (wall clock, ms) an id was leased, at the latest; None if it never was."""
+"""Returns the latest time (wall clock, ms) at which an id was leased; None if it never was."""
 
 
 class Answer(NamedTuple):
-    """A batch that is in the log, and what its sender was told. `end` is the end of the append that holds
-    it.
+    """A batch in the log with the fields of its reply.
+
+    `end_offset` is the end of the append that contains it.
     """
 
     sequence: int
@@ -47,16 +38,16 @@ class Answer(NamedTuple):
 
     @property
     def next(self) -> int:
-        """The sequence behind its last."""
+        """The sequence after its last record."""
         return self.sequence + self.records
 
 
 class Repeat(NamedTuple):
-    """The answer for a range of sequences that is in the log already.
+    """The reply for a range of sequences that is already in the log.
 
-    `walk` is None, or (offset, records): the first record of the range is that many records behind that
-    offset, and its place must be filled in by who can read the log (only after a restart, where small
-    batches were joined).
+    `first_offset_walk` is None or (offset, records): the range starts that many records after that offset, and the
+    caller must read its first offset from the log. This happens only after a restart, when adjacent small batches
+    were merged.
     """
 
     answer: Answer
@@ -64,8 +55,9 @@ class Repeat(NamedTuple):
 
 
 class Stream:
-    """One producer id on this partition. `next` is the sequence that must come; `successor` is 0 while it
-    is open.
+    """One producer id in this partition.
+
+    `next_sequence` is the expected one; `successor` is 0 while it is open.
     """
 
     __slots__ = ("batches", "next", "seen_ms", "successor")
@@ -78,7 +70,17 @@ class Stream:
 
 
 class Producers:
-    """The streams of one partition, the longest idle first."""
+    """The producer ids of one partition, the longest idle first.
+
+    The sequences of a producer id are contiguous within a partition. For each id the last sequence and the most
+    recent batches with their replies are remembered, so that a duplicate is recognized and answered as before. A
+    closed id keeps its successor. The state is rebuilt from a snapshot and the blocks after it
+    (`journal.log.checkpoint.State`).
+
+    Ids that are idle too long, or the longest idle of too many, are removed. The highest removed id is kept as
+    `floor`: an unknown id at or below it may have sent before, so it is rejected instead of being taken for a new
+    one. Ids are allocated in increasing order, so that the floor never rejects a newer id.
+    """
 
     def __init__(self, *, remembered: int, streams_max: int, idle_ms: int, leased_ms: LeasedMs) -> None:
         self.floor = 0
@@ -94,19 +96,18 @@ class Producers:
 
     @property
     def highest(self) -> int:
-        """The highest id that this log says was given out; 0 if it knows none."""
+        """The highest id known from this log; 0 if there is none."""
         known = (max(producer_id, stream.successor) for producer_id, stream in self._streams.items())
         return max(known, default=self.floor)
 
-    # What may be appended
+    # Validate
 
     def check(
         self, producer_id: int, sequence: int, records: int, *, gaps: bool, now_ms: int
     ) -> Repeat | None:
-        """None if this batch is the next of its stream; a `Repeat` if all of it is known.
+        """Return None if the batch is the next one, a `DuplicateBatch` if it is in the log.
 
-        `gaps` (acks none) lets a later one pass too. Raises StaleProducer, UnknownProducer, SequenceGap,
-        BadRequest.
+        `gaps` (acks none) also allows a later sequence. Raises StaleProducer, UnknownProducer, SequenceGap, BadRequest.
         """
         stream = self._streams.get(producer_id)
         if stream is None:
@@ -125,27 +126,25 @@ class Producers:
         return _repeat(stream, sequence, records)
 
     def require_new(self, producer_id: int, now_ms: int) -> None:
-        """Raises UnknownProducer unless an id without a stream is so young that it cannot have been
-        forgotten.
-        """
+        """Raise UnknownProducer for an id without state that may have been removed."""
         leased = self._leased_ms(producer_id)
         if producer_id <= self.floor or leased is None or leased + self._idle_ms < now_ms:
             raise UnknownProducer(producer_id=producer_id)
 
     def closed(self, producer_id: int) -> tuple[int, int] | None:
-        """(successor, last sequence or -1) of an id that was closed, else None."""
+        """Return (successor, last sequence or -1) of a closed id, else None."""
         stream = self._streams.get(producer_id)
         return (stream.successor, stream.next - 1) if stream is not None and stream.successor else None
 
     def last_sequence(self, producer_id: int) -> int:
-        """The last sequence of an id in this log, -1 if there is none."""
+        """Return the last sequence of an id in this log; -1 if there is none."""
         stream = self._streams.get(producer_id)
         return stream.next - 1 if stream is not None else -1
 
-    # What was appended
+    # Record appends
 
     def record(self, producer_id: int, sequence: int, records: int, appended: Appended) -> None:
-        """The batch is in the log."""
+        """Record an appended batch."""
         answer = Answer(
             sequence,
             records,
@@ -157,14 +156,14 @@ class Producers:
         self._add(producer_id, answer)
 
     def close(self, producer_id: int, successor: int, last_sequence: int, append_time: int) -> None:
-        """The control record that closes `producer_id` is in the log."""
+        """Record that `producer_id` was closed by a block in the log."""
         stream = self._touch(producer_id, append_time)
         stream.successor = successor
         stream.next = last_sequence + 1
         stream.batches.clear()
 
     def expire(self, now_ms: int) -> int:
-        """Forgets streams idle longer than allowed, and the longest idle of too many; how many."""
+        """Remove ids that are idle too long, and the longest idle of too many. Return how many."""
         before = len(self._streams)
         while self._streams:
             stream = next(iter(self._streams.values()))
@@ -179,7 +178,7 @@ class Producers:
         self.floor = max(self.floor, producer_id)
 
     def _touch(self, producer_id: int, seen_ms: int) -> Stream:
-        """The stream, made if need be, moved behind all others."""
+        """Return the entry of an id, created if necessary, as the most recently used one."""
         stream = self._streams.pop(producer_id, None)
         if stream is None:
             stream = Stream(self._remembered)
@@ -197,7 +196,7 @@ class Producers:
     # journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
-        """Starts from a snapshot; b"" is an empty one. Raises ValueError, NewerFormat."""
+        """Replace the state by a snapshot; b"" is the empty state. Raises ValueError, NewerFormat."""
         self._streams.clear()
         self.floor = 0
         self._joined = False
@@ -220,7 +219,7 @@ class Producers:
         return stream
 
     def dump(self) -> bytes:
-        """A snapshot: version, floor, and every stream, the longest idle first."""
+        """Return a snapshot: version, floor, and every id, the longest idle first."""
         streams = [
             (producer_id, each.next, each.seen_ms, each.successor, list(each.batches))
             for producer_id, each in self._streams.items()
@@ -228,7 +227,7 @@ class Producers:
         return bytes(msgpack.packb((SNAPSHOT_VERSION, self.floor, streams)))
 
     def apply(self, block: Block) -> None:
-        """One more block of the log, in order, during recovery. Blocks of one append may share a batch."""
+        """Apply one more block in order; called by recovery. Blocks of one append may share a batch."""
         found = []
         ordinal = block.control.first_ordinal
         if block.control.source_kind == SOURCE_PLAIN:
@@ -238,7 +237,7 @@ class Producers:
         self.apply_runs(block.control, found)
 
     def apply_runs(self, control: Control, found: Iterable[tuple[int, Run]]) -> None:
-        """The same for those of a block's runs that producers sent, each with the ordinal of its first record."""
+        """Apply a block's runs that producers sent, each with the ordinal of its first record."""
         if control.source_kind == SOURCE_SUCCESSION:
             self.close(control.source_id, control.source_high, control.source_low - 1, control.append_time)
         elif control.source_kind == SOURCE_PLAIN:
@@ -251,7 +250,10 @@ class Producers:
         self._joined = control.more_follows
 
     def _apply_run(self, producer_id: int, run: Answer) -> None:
-        """Adds a run, to the answer before where both may be one batch: same append, no gap between."""
+        """Add a run, merged with the previous one if both may be one batch.
+
+        They must be in the same append, without a gap in between.
+        """
         stream = self._streams.get(producer_id)
         last = stream.batches[-1] if stream is not None and stream.batches else None
         if stream is None or last is None or not self._joined or not _touches(last, run):
@@ -275,7 +277,10 @@ def _touches(last: Answer, run: Answer) -> bool:
 
 
 def _repeat(stream: Stream, sequence: int, records: int) -> Repeat:
-    """The answer to sequences below the stream's next; raises BadRequest if some of them are new."""
+    """Return the reply to sequences below the expected one.
+
+    Raises BadRequest if some are new, UnknownProducer if the reply is not known any more.
+    """
     if sequence + records > stream.next:
         raise BadRequest(
             f"Sequences {sequence}..{stream.next - 1} of this batch are stored and the rest is not: repeat"

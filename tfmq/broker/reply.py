@@ -1,6 +1,6 @@
-"""Who calls the engine: what the broker asks of a reply and of a session, and nothing more of the server.
+"""Interfaces of the broker's caller (`Reply`, `Session`, `Run`), and error mapping.
 
-The server implements both over sockets, the tests over lists. Every call happens in the engine's own thread.
+The server implements them with sockets, the tests with lists. All methods are called in the broker's thread.
 """
 
 from __future__ import annotations
@@ -14,97 +14,95 @@ from tfmq import errors
 from tfmq.errors import NOT_DONE, Outcome, TfmqError
 
 Body: TypeAlias = bytes | memoryview
-"""The raw bytes behind a request's header."""
+"""The raw bytes after a request's header."""
 
 Buffers: TypeAlias = Body | Sequence[Body]
-"""The raw bytes behind a reply's header: one piece, or several that the server sends one behind the other."""
+"""The raw bytes after a reply's header: one buffer, or several that are sent in order."""
 
 Run: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
-"""run(work, done): `work()` in a worker thread, then `done(result, error)` in the engine's thread, later or
-at once.
-"""
+"""run(work, done): `work()` in a worker thread, then `done(result, error)` in the broker's thread, immediately or
+later."""
 
 Randomness: TypeAlias = Callable[[int], bytes]
-"""randomness(n): n random bytes, as `os.urandom`."""
+"""randomness(n): n random bytes, like `os.urandom`."""
 
 
 class Reply(Protocol):
-    """The one answer to one request. Exactly one of `ok` and `error` is called, once, at once or later.
+    """The single reply to one request. Exactly one of `ok` and `error` is called, once.
 
-    A PRODUCE with acks=none gets its call too; the server sends nothing then.
+    A PRODUCE with acks=none gets this call as well; the server sends nothing then.
     """
 
     @property
     def correlation(self) -> int:
-        """The request's number in its session; CANCEL names it."""
+        """The request's number in its session, as used by CANCEL."""
         ...
 
     def body_done(self) -> None:
-        """The request's body is not needed any more (it is written): its memory may be used again.
+        """Release the memory of the request's body, which is no longer needed.
 
-        Called at most once, before `ok` or `error`; either of these says it too.
+        Called at most once, before `ok` or `error`; these release it as well.
         """
         ...
 
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
-        """The reply's fields in the order of the command's table, and its body, which stays unchanged for
-        ever.
+        """Send the fields in the order of the command's table.
+
+        The body must not be modified any more.
         """
         ...
 
     def error(self, error: BaseException) -> None:
-        """An error reply; what is not a `TfmqError` becomes `internal_error`."""
+        """Send an error reply; an exception that is no `TfmqError` becomes `internal_error`."""
         ...
 
 
 class Session(Protocol):
-    """One connection that has said hello. Hashed by identity."""
+    """A connection after its HELLO. Hashed by identity."""
 
     @property
     def identity(self) -> str:
-        """The client's name and address, for people: logs, lists of members."""
+        """The client's name and address, for logs and member lists."""
         ...
 
     @property
     def operator(self) -> bool:
-        """Whether the client says that an operator uses it (`Admin`, the command line): for the log, not a right."""
+        """Whether the client declared that an operator uses it (`Admin`, command line).
+
+        For the log; it grants nothing.
+        """
         ...
 
     @property
     def number(self) -> int:
-        """Which connection it is, counted from the broker's start as they came: a later one has a higher number."""
+        """Sequence number of the connection since the broker's start."""
         ...
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """`callback()` once, in the engine's thread, when the connection is gone; at once if it is gone
-        already.
+        """Call `callback()` once, in the broker's thread, when the connection is closed.
+
+        It is called immediately if that is so already.
         """
         ...
 
     def pause(self) -> None:
-        """Read no more from this peer for now: what it sent waits for the disk."""
+        """Stop reading from this client: its requests wait for the disk."""
         ...
 
     def resume(self) -> None:
-        """Read again."""
+        """Resume reading."""
         ...
 
 
-# The border between the journal and a client: what each journal error is called out there. The only such
-# table.
-#
-# Order matters: the first class that fits decides. Sentences for people never carry paths; the server's log
-# has them.
-
 STOPPING = "The broker is stopping. Connect again when it is back."
-UNREADABLE = "The broker's disk could not be read. Its log names the file; try again, or look at the disk."
+UNREADABLE = "The broker's disk could not be read. Its log names the file; try again, or check the disk."
 ARRIVALS_STOPPED = (
-    "No delayed message can be taken, cancelled or moved, because the disk failed under the log where they arrive. Mend"
-    " the disk, then start the broker again; other sends go on meanwhile."
+    "No delayed message can be sent, cancelled or rescheduled, because the disk failed under the arrival log. Repair"
+    " the disk, then start the broker again; other sends continue."
 )
 NO_FILES = (
-    "The broker has as many open files as it may have. Raise its limit (ulimit -n), or delete topics that nobody"
-    " needs; then try again."
+    "The broker has as many open files as it may have. Raise its limit (ulimit -n), or delete topics that are not"
+    " needed; then try again."
 )
 
 
@@ -123,12 +121,14 @@ def _of_system(error: OSError) -> TfmqError:
 
 
 def _of_room(error: journal.Full) -> TfmqError:
-    """No space, or no descriptor: what the caller must do differs."""
+    """Map a full disk to DiskFull, and a lack of file descriptors to Busy."""
     if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EMFILE, errno.ENFILE):
         return errors.Busy(NO_FILES)
     return errors.DiskFull()
 
 
+# Journal errors as client errors. The first matching class is used. Sentences for clients never contain paths, which
+# are only in the server's log.
 ROWS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
     (journal.BelowStart, lambda e: errors.OffsetOutOfRange(first=e.first, end=-1, offset=e.offset)),
     (journal.BeyondEnd, lambda e: errors.OffsetOutOfRange(first=-1, end=e.end, offset=e.offset)),
@@ -146,12 +146,12 @@ ROWS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
 
 
 def client_error(error: BaseException, outcome: Outcome | None = None) -> TfmqError:
-    """The error that a client gets for `error`; `outcome` where the caller knows better than the class."""
+    """Return the error that a client gets for `error`. `outcome` overrides the class's outcome."""
     if isinstance(error, TfmqError):
         known = error
     else:
         known = _translated(error)
-        # Never sent; the server's log shows it.
+        # Not sent; for the server's log.
         known.__cause__ = error
     if outcome is not None:
         known.outcome = outcome
@@ -164,7 +164,7 @@ def of_read(error: BaseException) -> TfmqError:
 
 
 def of_arrivals(error: BaseException) -> TfmqError:
-    """`client_error` of the log where delayed messages arrive, whose stop no topic's resumption lifts."""
+    """Return `client_error` for the arrival log, whose stop only a restart lifts."""
     known = client_error(error)
     if isinstance(known, errors.StorageStopped):
         return errors.StorageStopped(ARRIVALS_STOPPED, outcome=known.outcome, **known.details)
@@ -172,7 +172,7 @@ def of_arrivals(error: BaseException) -> TfmqError:
 
 
 def not_done(error: BaseException) -> TfmqError:
-    """`client_error` where nothing has happened yet; what is a client's error already knows its outcome."""
+    """Return `client_error` for a request without effect. A `TfmqError` keeps its own outcome."""
     return client_error(error, None if isinstance(error, TfmqError) else NOT_DONE)
 
 

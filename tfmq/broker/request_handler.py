@@ -1,14 +1,6 @@
-"""The broker without sockets: one method a command, called from one thread, on a disk and a clock that are
-handed in.
+"""One method per command of the wire protocol.
 
-Each command method is `method(request, body, reply, session)`: `request` the NamedTuple of
-`tfmq.protocol.commands`, `body` the bytes behind the header (unchanged until `reply.body_done`, `ok` or
-`error`), `reply` and `session` as in `tfmq.broker.reply`. A method never raises for what a peer did: every
-request gets exactly one call of its reply. PRODUCE, and whatever else is written, is gathered until
-`turn_ended()`, so that what arrived for a partition in one poll of the server costs one write; call it at
-the end of every poll, and after `tick`. HELLO is the server's own.
-
-Whatever is answered is true already: written, and forced where the answer says so.
+The broker's interface for the server, without sockets.
 """
 
 import functools
@@ -28,7 +20,7 @@ Method: TypeAlias = Callable[["Engine", Any, Body, Reply, Session], None]
 
 
 def answered(method: Method) -> Method:
-    """What the method raises becomes the error reply."""
+    """Decorate a command method so that an exception becomes the error reply."""
 
     @functools.wraps(method)
     def command(self: "Engine", request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -42,9 +34,19 @@ def answered(method: Method) -> Method:
 
 
 class Engine:
-    """The whole broker on one data folder. `start()` first, `stop(done)` last.
+    """The whole broker on one data folder.
 
-    `begin_force` (`journal.linux_aio.ForceQueue.begin`) forces single files without a worker, where the system can.
+    Call `start()` first and `stop(done)` last, all in one thread.
+
+    Command methods are `method(request, body, reply, session)`. `request` is a NamedTuple of
+    `tfmq.protocol.commands`; `body` are the bytes after the header, unchanged until `reply.body_done`, `ok` or
+    `error`. A method never raises for a client's error: every request gets exactly one call of its reply, and an ack
+    is sent only once it is true. HELLO is handled by the server.
+
+    Appends are queued until `end_turn()`, so that the requests which one poll of the server received for a partition
+    are one write. Call it at the end of every poll, and after `tick`.
+
+    `begin_force` (`journal.linux_aio.ForceQueue.begin`) fsyncs single files without a worker, where the system can.
     """
 
     def __init__(
@@ -59,39 +61,41 @@ class Engine:
         self.house = House(config, disk, clock, run, randomness, begin_force)
 
     def start(self) -> None:
-        """Everything before the listener: lock, catalog, logs. Raises what forbids a start, with a clear
-        sentence.
+        """Open the data folder: lock, catalog, logs. Call it before listening.
+
+        Raises what prevents a start, with a sentence for the operator.
         """
         start(self.house)
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Takes no more requests, writes and forces what was taken, closes the logs as clean; then
-        `done()`.
-        """
+        """Reject new requests, complete the accepted ones, close the logs, call `done()`."""
         self.house.stop(done)
 
     def tick(self, now: float) -> float | None:
-        """Runs what is due at `now` (monotonic seconds); when the next thing is due, None if nothing is."""
+        """Run timers due at `now` (monotonic seconds).
+
+        Return when the next one is due; None if none is.
+        """
         return self.house.timers.tick(now)
 
     def next_due(self) -> float | None:
-        """When `tick` has something to do next; ask again after every `turn_ended`."""
+        """Return when `tick` must be called next. Ask again after every `end_turn`."""
         return self.house.timers.next_due()
 
     def turn_ended(self) -> None:
-        """The poll is over: writes what arrived in it, one append a partition."""
+        """Write the requests of this poll, one append per partition, and start their fsync."""
         self.house.turn_ended()
 
     def reload(self, config: Config) -> None:
-        """The configuration that holds from now on; only what `tfmq.config.reloaded` lets change may differ."""
+        """Use another configuration. Only the keys that `tfmq.config.reloaded` allows may differ."""
         self.house.reload(config)
 
     @property
     def node(self) -> str:
-        """This broker's id, for ever: made at the first start."""
+        """This broker's permanent id, created at the first start."""
         return self.house.node
 
-    # What the broker is and has
+    # Broker
 
     @answered
     def ping(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -102,7 +106,7 @@ class Engine:
         reply.ok(self.status_map())
 
     def status_map(self) -> dict[str, Any]:
-        """What STATUS says of the broker itself; the server adds what it knows (connections, memory)."""
+        """Return the broker's part of STATUS; the server adds connections and memory."""
         return self.house.status()
 
     @answered
@@ -113,7 +117,7 @@ class Engine:
     # Topics
 
     def partition_counts(self) -> dict[str, int]:
-        """How many partitions each topic has."""
+        """Return the number of partitions by topic."""
         return {topic.name: len(topic.partitions) for topic in self.house.topics.all()}
 
     @answered
@@ -253,7 +257,7 @@ class Engine:
     # Transactions
 
     def transactions_map(self) -> Mapping[str, Any]:
-        """What STATUS says under "transactions": cheap, without a look at the partitions."""
+        """Return the "transactions" part of STATUS, without reading partitions."""
         return self.house.transactions.handler.status()
 
     @answered

@@ -1,10 +1,4 @@
-"""Room on the disk that is kept for changes that make room: `DATA/meta/reserve`, a file of nothing but its size.
-
-To delete a topic is what people do on a full disk, and the deletion must be written first. When the catalog finds no
-room for it, the file is cut shorter by a piece, and the append comes at once, in the same thread, before anybody else
-can take the place. Nothing depends on the file: without it, a deletion on a disk that is full to the last block is
-refused as anything else is.
-"""
+"""Disk space reserved for deletions (`DATA/meta/reserve`), and the full-disk log."""
 
 import logging
 from collections.abc import Callable
@@ -23,22 +17,24 @@ logger = logging.getLogger("tfmq.broker")
 NAME: Final = "reserve"
 
 PIECE_BYTES: Final = 256 << 10
-"""What one change takes: its entry is small, but a file system gives whole blocks, and may need some for itself."""
+"""Space for one change. Its entry is small, but a file system allocates whole blocks and may need some itself."""
 
 PIECES: Final = 4
-"""A deletion has two entries; the others are for a catalog that rolls to its next file, and for a second deletion."""
+"""A deletion has two entries. The rest is for a roll of the catalog and for a second deletion."""
 
 SIZE_BYTES: Final = PIECES * PIECE_BYTES
 
 ROOM_BYTES: Final = 8 * SIZE_BYTES
-"""The file is made only where so much is free: the last room of a small disk is for messages."""
+"""The file is created only if this much space is free: the last space of a small disk is for messages."""
 
 RETRY_SECONDS: Final = 10.0
-"""How long to wait before the next try to make it again."""
+"""Time between attempts to restore the file."""
 
 QUIET_SECONDS: Final = 10.0
-"""A full disk is over when messages were appended and none was refused for so long. On a full disk small appends still
-succeed between refused ones, and each send is repeated some times a second."""
+"""The disk counts as no longer full when messages were appended and none rejected for this long.
+
+On a full disk small appends still succeed between rejected ones, and clients retry several times per second.
+"""
 
 
 class FullDiskLog:
@@ -50,7 +46,7 @@ class FullDiskLog:
         self.full = self._armed = self._appended = self._is_of_files = False
         self._refused_at = 0.0
         self._refused_bytes = 0
-        """Of the smallest append that was refused."""
+        """Size of the smallest rejected append."""
 
     def refused(self, partition: str, size_bytes: int, *, files: bool = False) -> None:
         """An append of `size_bytes` to `partition` was refused for want of space, or with `files` of a descriptor."""
@@ -73,8 +69,10 @@ class FullDiskLog:
             )
 
     def appended(self, size_bytes: int) -> None:
-        """Messages were appended to some partition while the disk was `full`: a sign of space, unless they are smaller
-        than what was refused just now."""
+        """Record a successful append while the disk is full.
+
+        It is evidence of free space, unless it is smaller than what was rejected just now.
+        """
         if size_bytes >= self._refused_bytes or self._timers.now() >= self._refused_at + QUIET_SECONDS:
             self._appended = True
             self._arm()
@@ -88,7 +86,7 @@ class FullDiskLog:
     def _look(self) -> None:
         self._armed = False
         if not self._appended:
-            return  # refused again since: the next append arms it
+            return  # rejected again since; the next append sets the timer
         if self._timers.now() < self._refused_at + QUIET_SECONDS:
             self._arm()
             return
@@ -98,7 +96,14 @@ class FullDiskLog:
 
 
 class Reserve:
-    """The file, as it is known to be. `fill` runs at the start and in workers, all else in the owner's thread."""
+    """The reserve file: released piece by piece so that topics can be deleted on a full disk.
+
+    Deleting topics is the usual reaction to a full disk, and each deletion must first be written to the catalog. If the
+    catalog finds no space, the file is truncated by a piece, and the append follows immediately in the same thread,
+    before other writers can use the space. Without the file, a deletion on a completely full disk is rejected.
+
+    `fill` runs at the start and in workers, everything else in the broker's thread.
+    """
 
     def __init__(self, disk: Disk, folder: str, clock: Clock, run: Run) -> None:
         self._disk = disk
@@ -111,11 +116,14 @@ class Reserve:
         self._not_before = 0.0
 
     def open(self) -> None:
-        """Looks for the file, and makes or completes it; for the start. Never raises: a broker runs without it."""
+        """Find, create or complete the file, at startup.
+
+        Never raises: the broker works without the file.
+        """
         self._size = _quietly(self.fill)
 
     def give(self) -> bool:
-        """Makes a piece of room on the disk; whether there was one to give."""
+        """Free one piece of space on the disk. Return False if none is left."""
         if self._filling or self._size < PIECE_BYTES:
             return False
         self._size = _quietly(lambda: self._cut(self._size - PIECE_BYTES))
@@ -124,7 +132,7 @@ class Reserve:
         return True
 
     def refill(self) -> None:
-        """Has a worker make the file whole again, if it is not, and was not tried just now."""
+        """Restore the file in a worker, if it is incomplete and was not tried recently."""
         now = self._clock.monotonic()
         if self._filling or self._size == SIZE_BYTES or now < self._not_before:
             return
@@ -138,10 +146,10 @@ class Reserve:
         self._run(lambda: _quietly(self.fill), filled)
 
     def fill(self) -> int:
-        """Writes what is missing of the file where the disk has room for it, and says its size, bytes.
+        """Write what is missing of the file if the disk has enough space. Return its size in bytes.
 
-        It is noise, which no file system compresses, and forced, so that the room is really taken. After a power cut
-        the file is as long as it is, and this completes it. Raises OSError, Full.
+        Its content is random, so that file systems cannot compress it, and it is fsynced, so that the space is really
+        allocated. A file that a power cut left incomplete is completed. Raises OSError, Full.
         """
         exists = self._disk.exists(self._path)
         size = self._disk.size(self._path) if exists else 0
@@ -168,7 +176,7 @@ class Reserve:
 
 
 def _quietly(work: Callable[[], int]) -> int:
-    """The size that `work` says; 0 where the disk would not have it, which is logged."""
+    """Return the size that `work` returns; 0 if it fails, which is logged."""
     try:
         return work()
     except (OSError, Full) as error:

@@ -1,8 +1,6 @@
-"""Schedules: made, listed, paused, resumed, removed, each change forced in the catalog before its answer.
+"""Schedule commands: add, list, pause, resume, remove.
 
-A schedule is bound to one partition of one incarnation of its topic. Where the topic is deleted and made again, it is
-bound anew from that moment on, in the catalog too, so what the old one got is never sent to the new one. Changes of
-one name are done one after the other. What is due is the matter of `schedule_firing`.
+`tfmq.broker.scheduler` sends the messages.
 """
 
 from __future__ import annotations
@@ -33,7 +31,13 @@ End = Callable[[], None]
 
 
 class Schedules:
-    """All schedules. The catalog keeps them, the partitions keep what was sent."""
+    """All schedules. The catalog stores the definitions, the partitions what was sent.
+
+    Every change is durable in the catalog before its reply. A schedule is bound to one partition of one incarnation
+    of its topic. If the topic is deleted and created again, the schedule is bound to the new incarnation from that
+    time on, in the catalog too, so that messages of the old one are never sent to the new one. Changes of one
+    schedule are serialized.
+    """
 
     def __init__(
         self,
@@ -53,13 +57,13 @@ class Schedules:
         self._runs: dict[str, ScheduleRun] = {}
         self._changing: dict[str, deque[Callable[[], None]]] = {}
         self._adding: dict[str, int] = {}
-        """What is being made, with its size."""
+        """Sizes of the schedules that are being added."""
         self.firing = ScheduleFiring(
             destination=destination, topics=topics, timers=timers, clock=clock, run=run, bind=self._bind
         )
 
     def start(self) -> None:
-        """Every schedule runs."""
+        """Load all schedules and start sending."""
         for row in self._book:
             run = self._runs[row.name] = ScheduleRun(row, kept=True)
             if run.trouble:
@@ -70,21 +74,21 @@ class Schedules:
         self.firing.start()
 
     def stop(self) -> None:
-        """Sends nothing more."""
+        """Stop sending."""
         self.firing.stop()
 
     def topic_made(self, topic: Topic) -> None:
-        """The topic is there, or has more partitions."""
+        """Bind schedules to a topic that was created or has more partitions."""
         for run in self._runs.values():
             if run.row.topic == topic.name and run.row.incarnation != topic.incarnation:
                 self._bind(run)
 
     def resumed(self, log_id: int) -> None:
-        """The partition takes writes again."""
+        """Retry schedules of a partition that accepts writes again."""
         self.firing.resumed(log_id)
 
     def status(self) -> dict[str, Any]:
-        """What STATUS says of them."""
+        """Return the "schedules" part of STATUS."""
         states = [run.state(self.firing.trouble(run)) for run in self._runs.values()]
         return {
             "schedules": len(states),
@@ -95,7 +99,7 @@ class Schedules:
     # Adding
 
     def add(self, request: AddSchedule, body: Body, reply: Reply) -> None:
-        """Makes one. Raises BadRequest, MessageTooLarge."""
+        """Add a schedule. Raises BadRequest, MessageTooLarge."""
         payload = None if request.tombstone else bytes(body)
         size = len(request.attribute) + len(body)
         if size > self._limits["schedule_payload_bytes"]:
@@ -159,10 +163,10 @@ class Schedules:
                 "All schedules together would be larger than the broker's limit (limits.schedules_bytes)."
             )
 
-    # Looking
+    # Queries
 
     def list(self, request: ListSchedules, reply: Reply) -> None:
-        """One page, by name."""
+        """Reply with one page of schedules, by name."""
         names = sorted(name for name in self._runs if name > request.after)
         if request.name:
             names = [name for name in names if name == request.name]
@@ -175,13 +179,19 @@ class Schedules:
         return run.described(firing.sent(run), firing.upcoming(run), firing.trouble(run))
 
     def _whole(self, run: ScheduleRun) -> dict[str, Any]:
-        """With what it sends, in a reply about it alone: in lists that could be as large as all schedules together."""
+        """Return a schedule with its content.
+
+        Only for a reply about one schedule: lists could become too large.
+        """
         return self._described(run) | run.content()
 
-    # Changing
+    # Changes
 
     def pause(self, request: PauseSchedule, reply: Reply) -> None:
-        """Answered when it is forced; nothing is begun after that."""
+        """Pause a schedule.
+
+        The reply is sent when that is durable; no message is started afterwards.
+        """
         self._alone(request.name, reply, partial(self._pause, request.name, reply))
 
     def _pause(self, name: str, reply: Reply, end: End) -> None:
@@ -193,7 +203,10 @@ class Schedules:
         self._change(run, partial(self._answer, run, reply, end), paused=True)
 
     def resume(self, request: ResumeSchedule, reply: Reply) -> None:
-        """From now on: what passed while it was paused is not missed."""
+        """Resume a schedule from now on.
+
+        Times that passed during the pause are not treated as missed.
+        """
         self._alone(request.name, reply, partial(self._resume, request.name, reply))
 
     def _resume(self, name: str, reply: Reply, end: End) -> None:
@@ -207,7 +220,10 @@ class Schedules:
             answer(None)
 
     def _anew(self, run: ScheduleRun, now: int, reply: Reply, end: End) -> None:
-        """The clock stands behind what was sent: under another id, since the places of one source only grow."""
+        """Restart a schedule under another id, because the clock is before its last sent time.
+
+        The LSNs of one source only increase, so the old id could not send for the earlier times.
+        """
         name = run.row.name
         finish = partial(self._finish, reply, end, name)
 
@@ -233,7 +249,7 @@ class Schedules:
         self._leases.take(1, leased)
 
     def remove(self, request: RemoveSchedule, reply: Reply) -> None:
-        """Answers whether there was one, of that id."""
+        """Remove a schedule. Reply whether one with that id existed."""
         self._alone(request.name, reply, partial(self._remove, request, reply))
 
     def _remove(self, request: RemoveSchedule, reply: Reply, end: End) -> None:
@@ -256,7 +272,7 @@ class Schedules:
         self._catalog.submit((SCHEDULE_GONE, run.row.id), gone)
 
     def _bind(self, run: ScheduleRun) -> None:
-        """To its topic as it is now; from now on."""
+        """Bind a schedule to its topic's current incarnation, from now on."""
         self._alone(run.row.name, None, partial(self._bind_alone, run))
 
     def _bind_if_changed(self, run: ScheduleRun) -> None:
@@ -290,17 +306,17 @@ class Schedules:
 
         self._change(run, bound, incarnation=topic.incarnation, partition=number, through_ms=now)
 
-    # Inside
+    # Helpers
 
     def _run(self, name: str) -> ScheduleRun:
-        """Raises UnknownSchedule."""
+        """Return a running schedule. Raises UnknownSchedule."""
         run = self._runs.get(name)
         if run is None:
             raise UnknownSchedule(f"There is no schedule {name}. Look at the list: tfmq schedule list.")
         return run
 
     def _change(self, run: ScheduleRun, then: Then, **changed: Any) -> None:
-        """Its state in the catalog; nothing is sent until that is forced."""
+        """Change the schedule's state in the catalog; nothing is sent until that is durable."""
         run.changing = True
 
         def forced(error: BaseException | None) -> None:
@@ -328,7 +344,10 @@ class Schedules:
         end()
 
     def _alone(self, name: str, reply: Reply | None, change: Callable[[End], None]) -> None:
-        """One change of a name at a time: `change(end)` calls `end` when it is over, or raises at once."""
+        """Serialize changes of one name.
+
+        `change(end)` calls `end` when it is complete, or raises immediately.
+        """
         begin = partial(self._begin, name, reply, change)
         waiting = self._changing.get(name)
         if waiting is not None:
@@ -355,7 +374,9 @@ class Schedules:
 
 
 def chosen_partition(run: ScheduleRun, topic: Topic) -> int:
-    """Where its messages go: as it was asked for, else by its key as producers choose, else by its name.
+    """Return the target partition.
+
+    It is the requested one, else chosen by the message key as producers do, else by the name.
 
     Raises UnknownPartition.
     """

@@ -1,11 +1,4 @@
-"""Schedules that send: what of a schedule is due goes to its partition, each time once.
-
-What was sent is told by the partition: the time stands in its control records as the place of the schedule's source,
-the highest counts, and nothing at or below it is sent again; so a crash doubles nothing, and no entry says that
-something was sent. One append of a schedule is under way at a time, and the next comes when it is forced. What cannot
-be sent now (a stopped partition, a full disk) is tried again at each look; what it missed then is a matter of its
-misfire rule.
-"""
+"""The scheduler, which appends the due messages of schedules exactly once."""
 
 from __future__ import annotations
 
@@ -37,19 +30,26 @@ from tfmq.message import Attribute, decode_attribute, encode_attribute
 logger = logging.getLogger("tfmq.broker")
 
 MESSAGES_AT_ONCE: Final = 100
-"""Of one schedule in one append, after a downtime: making them takes some ten milliseconds."""
+"""Messages of one schedule in one append, after a downtime. Creating them takes some ten milliseconds."""
 
 TOPIC_GONE: Final = (
     "There is no topic {topic}: create it (tfmq topic create {topic}), or remove the schedule."
 )
 CLOCK_BEHIND: Final = (
-    "The broker's clock stands before what it sent last. If the clock is right now, resume it (tfmq schedule resume)"
-    " to go on from here."
+    "The broker's clock is before the last time that it sent for. If the clock is right now, resume it"
+    " (tfmq schedule resume) to go on from here."
 )
 
 
 class ScheduleFiring:
-    """The schedules that run. All calls come from the engine's thread."""
+    """The running schedules. All calls come from the broker's thread.
+
+    The target partition records what was sent: the scheduled time is the position of the schedule's source in the
+    block trailers, and no time at or below the highest one is sent again. So a crash never duplicates a message, and
+    no catalog entry is written per message. A schedule has one append in progress at a time; the next follows when it
+    is durable. What cannot be sent now (a stopped partition, a full disk) is retried every ROUND_SECONDS; the misfire
+    rule decides about the times missed until then.
+    """
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ScheduleFiring:
         run: Run,
         bind: Callable[[ScheduleRun], None],
     ) -> None:
-        """`bind(run)` is asked for where the topic of a schedule is there under another incarnation."""
+        """`bind(run)` is called if the topic of a schedule exists with another incarnation."""
         self._destination, self._topics, self._clock = destination, topics, clock
         self._run, self._bind = run, bind
         self._watch = ScheduleWatch(
@@ -69,45 +69,49 @@ class ScheduleFiring:
         )
 
     def start(self) -> None:
-        """From now on what is due is sent."""
+        """Start sending due messages."""
         self._watch.start()
 
     def stop(self) -> None:
-        """Sends nothing more; what is under way ends."""
+        """Stop sending; appends in progress complete."""
         self._watch.stop()
 
     def put(self, run: ScheduleRun) -> None:
-        """It runs from now on."""
+        """Start a schedule."""
         self._watch.runs[run.row.id] = run
         self._note_sure(run)
         self.plan(run)
 
     def drop(self, run: ScheduleRun) -> None:
-        """It runs no more; what is on its way is written all the same."""
+        """Stop a schedule; its append in progress is still written."""
         self._watch.drop(run)
 
     def plan(self, run: ScheduleRun) -> None:
-        """Looks up its next time, after a change of it or of the clock."""
+        """Compute the next time of a schedule, after a change of it or of the clock."""
         self._watch.at(run, self.next_of(run))
 
     def resumed(self, log_id: int) -> None:
-        """The partition takes writes again: what waits for it is looked at now, and what it may have lost."""
+        """Retry the schedules of a partition that was resumed.
+
+        The resume may have truncated sent messages.
+        """
         for run in self._watch.runs.values():
             if run.key == log_id and not run.sending and not self._watch.is_parked(run):
                 self.plan(run)
         self._watch.retry(log_id)
 
-    # How it stands
+    # State
 
     def next_of(self, run: ScheduleRun) -> int | None:
-        """The first time that is not settled, though it be over; None while it is paused."""
+        """Return the first time that is not resolved yet, possibly in the past; None while paused."""
         if run.row.paused or run.cron is None:
             return None
         return run.cron.next_after(self.settled(run))
 
     def settled(self, run: ScheduleRun) -> int:
-        """Nothing up to this time is sent any more. What only a stopped partition knows does not count: what was not
-        forced may be lost when it is resumed.
+        """Return the time up to which nothing is sent any more.
+
+        Messages in a stopped partition that are not known to be durable do not count: a resume may truncate them.
         """
         known = self.sent(run)
         if known > run.sure_ms and self._stopped(run):
@@ -115,12 +119,12 @@ class ScheduleFiring:
         return max(run.row.through_ms, known, run.sure_ms, run.passed_ms)
 
     def sent(self, run: ScheduleRun) -> int:
-        """The latest time that its partition knows, forced or not; 0 for none."""
+        """Return the latest time in the partition's trailers, durable or not; 0 for none."""
         applied = self._destination.applied(run.key, run.source)
         return 0 if applied is None else applied[0]
 
     def upcoming(self, run: ScheduleRun) -> int | None:
-        """The first time behind what its partition knows, for people; None while it is paused."""
+        """Return the next time after what the partition contains, for display; None while paused."""
         if run.row.paused or run.cron is None:
             return None
         return run.cron.next_after(max(self.settled(run), self.sent(run)))
@@ -135,13 +139,13 @@ class ScheduleFiring:
         return False
 
     def _note_sure(self, run: ScheduleRun) -> None:
-        """What its partition has is on the disk, unless it is stopped or waits for space."""
+        """Record as durable what the partition contains, unless it is stopped or waits for space."""
         settled = self._destination.settled(run.key, run.source)
         if settled is not None:
             run.sure_ms = settled[0]
 
     def trouble(self, run: ScheduleRun) -> str:
-        """Why it does not send, or will not; "" if all is well."""
+        """Return why the schedule does not send, or will not; "" if it does."""
         if run.cron is None:
             return run.trouble
         if self._topics.by_incarnation(run.row.incarnation) is None:
@@ -149,25 +153,25 @@ class ScheduleFiring:
         return run.trouble or (CLOCK_BEHIND if self.clock_behind(run) else "")
 
     def clock_behind(self, run: ScheduleRun) -> bool:
-        """Whether the wall clock was set back so far that times which count as sent come again."""
+        """Return whether the clock is before the last sent time, as after setting it back."""
         return self.settled(run) - self._clock.wall_ms() >= GRACE_MS
 
     def _clock_set_back(self, now: int) -> None:
-        """Times that were left out because the clock stood behind them come again."""
+        """Plan again the times that were skipped and that occur again."""
         for run in list(self._watch.runs.values()):
             run.passed_ms = min(run.passed_ms, now)
             if not run.sending and not self._watch.is_parked(run):
                 self.plan(run)
 
     def _may_send(self, run: ScheduleRun) -> bool:
-        """Whether it runs. After a change of it, or a resumption, `plan` is called again."""
+        """Return whether the schedule runs. After a change or a resume, `plan` is called again."""
         here = self._watch.runs.get(run.row.id) is run
         return self._watch.on and here and not run.changing and not run.row.paused
 
-    # What is due
+    # Due times
 
     def _meet(self, run: ScheduleRun) -> None:
-        """Something of it is due, or was and could not be sent."""
+        """Process a schedule that is due, or that was due and could not send."""
         cron = run.cron
         if run.sending or cron is None or not self._may_send(run):
             return
@@ -186,7 +190,7 @@ class ScheduleFiring:
         self._look_up(run, cron)
 
     def _look_up(self, run: ScheduleRun, cron: Cron) -> None:
-        """Which times are to be sent; in a worker where that takes its time."""
+        """Determine which times to send; in a worker if that takes long."""
         after, now = self.settled(run), self._clock.wall_ms()
         many = run.row.misfire == ALL and len(list(islice(cron.between(after, now), 2))) > 1
         found = partial(to_send, cron, run.row.misfire, after, now)
@@ -206,15 +210,15 @@ class ScheduleFiring:
             self.leave_out(run)
 
     def leave_out(self, run: ScheduleRun, trouble: str = "") -> None:
-        """What is due by now is not sent, and `trouble` says why; "" if that is its misfire rule."""
+        """Skip what is due by now. `trouble` is the reason; "" if the misfire rule says so."""
         if trouble:
-            logger.warning("the schedule %s leaves out what is due: %s", run.row.name, trouble)
+            logger.warning("the schedule %s skips what is due: %s", run.row.name, trouble)
         run.trouble = trouble
         run.passed_ms = self._clock.wall_ms()
         self.plan(run)
 
     def park(self, run: ScheduleRun, error: BaseException) -> None:
-        """Tried again at the next look. Told once."""
+        """Retry the schedule at the next round. The error is logged once."""
         trouble = str(reply.client_error(error))
         if trouble != run.trouble:
             logger.warning("the schedule %s cannot send, and tries again: %s", run.row.name, trouble)
@@ -222,10 +226,10 @@ class ScheduleFiring:
         run.sending = False
         self._watch.park(run)
 
-    # Sending
+    # Appends
 
     def _go_on(self, run: ScheduleRun, moments: list[int]) -> None:
-        """With these times, as far as they still count: it may have been resumed, or bound anew, meanwhile."""
+        """Send for these times, as far as they still count after a resume or a new binding."""
         run.sending = False
         if not self._may_send(run):
             return
@@ -237,7 +241,7 @@ class ScheduleFiring:
             self.plan(run)
 
     def _send(self, run: ScheduleRun, moments: list[int]) -> None:
-        """As many of these times as fit one append; the rest when it is forced."""
+        """Append as many messages as fit one append; the rest follows when it is durable."""
         try:
             append, count = self._append(run, moments)
         except Exception as error:
@@ -247,7 +251,10 @@ class ScheduleFiring:
         self._destination.apply(append, partial(self._written, run, moments[count:]))
 
     def _append(self, run: ScheduleRun, moments: list[int]) -> tuple[Append, int]:
-        """Raises BadBatch, MessageTooLarge for a message that its partition cannot take."""
+        """Return the append and its count of messages.
+
+        Raises BadBatch, MessageTooLarge for a message that the partition cannot accept.
+        """
         size = len(run.batch(moments[0]).data)
         count = min(max(1, self._destination.slice_bytes(run.key) // size), MESSAGES_AT_ONCE)
         append = run.append(moments[:count])
@@ -255,7 +262,10 @@ class ScheduleFiring:
         return append, len(append.batches)
 
     def check(self, run: ScheduleRun, batches: Sequence[Batch]) -> None:
-        """Whether its partition could take these. Raises BadBatch, MessageTooLarge, UnknownTopic."""
+        """Check that the partition would accept the batches.
+
+        Raises BadBatch, MessageTooLarge, UnknownTopic.
+        """
         partition = self._topics.find_partition(run.row.incarnation, run.row.partition)
         if partition is None:
             raise UnknownTopic(TOPIC_GONE.format(topic=run.row.topic))
@@ -292,33 +302,33 @@ class ScheduleFiring:
 
 NAME_PROPERTY: Final = "schedule"
 TIME_PROPERTY: Final = "scheduled_for"
-"""Properties that each message of a schedule has: whose it is, and for which time, as its time zone writes it."""
+"""Properties of each message of a schedule: its schedule, and its scheduled time in the schedule's time zone."""
 
 ACTIVE, PAUSED, WAITING = "active", "paused", "waiting"
 
 
 class ScheduleRun:
-    """One schedule as it runs: its row in the catalog, its times, and the records that are made of it.
+    """A running schedule: its row in the catalog, its times, and the records made from it.
 
-    Raises `BadRequest`, `DecodeFailed` for a row that makes no sense; where it is `kept` already,
-    it only never sends, and says why.
+    Raises BadRequest, DecodeFailed for an invalid row. A row that is stored already (`kept`) raises nothing: such a
+    schedule never sends, and `trouble` has the reason.
     """
 
     def __init__(self, row: ScheduleRow, kept: bool = False) -> None:
         self.row = row
         self.next_ms: int | None = None
-        """When it is looked at next, by the wall clock."""
+        """When the schedule is processed next, by the wall clock."""
         self.sure_ms = 0
-        """Its messages for times up to here are on the disk, in its partition as it is bound now."""
+        """Messages for times up to here are durable in the partition it is bound to now."""
         self.passed_ms = 0
-        """Times up to here were left out; never later than now."""
+        """Times up to here were skipped; never in the future."""
         self.trouble = ""
-        """Why what is due is not sent, in one sentence."""
+        """Why due messages are not sent, in one sentence."""
         self.sending = False
         self.changing = False
-        """A change of it is on its way to the catalog: meanwhile nothing is sent."""
+        """A change is being written to the catalog; nothing is sent meanwhile."""
         self.cron: Cron | None = None
-        """None if the zone is not known here any more, or the like."""
+        """None if the row is invalid, for example because its time zone does not exist any more."""
         self._attribute: Attribute | None = None
         try:
             self.cron = Cron(row.cron, row.timezone)
@@ -340,14 +350,14 @@ class ScheduleRun:
             )
 
     def now_is(self, row: ScheduleRow) -> None:
-        """Its row is this from now on."""
+        """Replace the row."""
         if (row.incarnation, row.partition) != (self.row.incarnation, self.row.partition):
             self.sure_ms = 0
         self.row = row
 
     @property
     def key(self) -> int:
-        """The id of the log that it sends to."""
+        """Return the id of the target log."""
         return make_log_id(self.row.incarnation, self.row.partition)
 
     @property
@@ -359,14 +369,14 @@ class ScheduleRun:
         return None if self._attribute is None else self._attribute.key
 
     def append(self, moments_ms: list[int]) -> Append:
-        """One message for each of these times, in one append."""
+        """Return an append with one message for each of these times."""
         row = self.row
         source = Source(*self.source, moments_ms[-1], 0)
         batches = [self.batch(moment) for moment in moments_ms]
         return Append(row.topic, row.incarnation, row.partition, batches, source)
 
     def batch(self, moment_ms: int) -> Batch:
-        """The message for that time: the same bytes whenever it is made."""
+        """Return the message for that time. The bytes depend only on the schedule and the time."""
         row, given = self.row, self._attribute
         own = {NAME_PROPERTY: row.name, TIME_PROPERTY: zone_text(moment_ms, row.timezone)}
         tag = given.tag if given is not None else None
@@ -378,11 +388,11 @@ class ScheduleRun:
         return Batch(record, (), row.id, sequence, 1)
 
     def made_entry(self) -> tuple[Any, ...]:
-        """What makes it in the catalog."""
+        """Return the catalog entry that adds the schedule."""
         return (SCHEDULE, *self.row[:-1])
 
     def state_entry(self, **changed: Any) -> tuple[Any, ...]:
-        """What changes its state in the catalog."""
+        """Return the catalog entry that changes the schedule's state."""
         row = self.row._replace(**changed)
         return SCHEDULE_STATE, row.id, row.incarnation, row.partition, row.through_ms, row.paused
 
@@ -390,7 +400,7 @@ class ScheduleRun:
         return PAUSED if self.row.paused else WAITING if trouble else ACTIVE
 
     def described(self, last_ms: int, next_ms: int | None, trouble: str) -> dict[str, Any]:
-        """It as replies tell of it."""
+        """Return the schedule as replies describe it."""
         row, given = self.row, self._attribute
         return {
             "name": row.name,
@@ -411,33 +421,35 @@ class ScheduleRun:
         }
 
     def content(self) -> dict[str, Any]:
-        """What it sends, for the reply about it alone."""
+        """Return payload and attribute, for a reply about this schedule alone."""
         return {"payload": self.row.payload, "attribute": self.row.attribute}
 
 
-# When schedules are looked at: the one that is due next, those that wait for a disk, and the clock itself.
-#
-# Times are the wall clock's, which may be set, and a machine may sleep; so besides the alarm for what is due next there
-# is a round every LOOK_SECONDS. Work is done in portions that leave other traffic its turn.
-
 LOOK_SECONDS: Final = 10.0
-"""How long a step of the wall clock, or the end of a machine's sleep, may go unnoticed: far less than a minute, which
-is as fine as cron is."""
+"""Interval of rounds: a step of the wall clock, or the end of a machine's sleep, is noticed this late at most. Far
+below a minute, which is the resolution of cron."""
 
 PORTION_STEPS: Final = 100
 PORTION_SECONDS: Final = 0.005
-"""What is done in one turn: at nine o'clock, or after a downtime, there may be thousands, and others write too."""
+"""Limits of the work in one turn: thousands of schedules may be due at 9 a.m. or after a downtime."""
 BETWEEN_SECONDS: Final = 0.005
-"""Between such turns."""
+"""Pause between such turns."""
 
 STALE_MAX: Final = 64
-"""Entries of the heap that nobody waits for any more, before it is made anew."""
+"""Obsolete entries in the heap before it is rebuilt."""
 
 Step = Callable[[], None]
 
 
 class ScheduleWatch:
-    """Calls `meet(run)` for each run that is due, and `set_back(now)` when the wall clock was set back."""
+    """Timer that processes due schedules.
+
+    Calls `meet(run)` for each due schedule, and `set_back(now)` when the wall clock was set back.
+
+    Times are of the wall clock, which may be set, and a machine may sleep. So besides the timer for the next due
+    schedule there is a round every ROUND_SECONDS. Work is done in portions, so that other requests are served in
+    between.
+    """
 
     def __init__(
         self,
@@ -456,32 +468,32 @@ class ScheduleWatch:
         self._parked: dict[int, ScheduleRun] = {}
         self._retry_at = 0.0
         self._alarm: Timer | None = None
-        """For what is due next."""
+        """Timer for the next due schedule."""
         self._round: Timer | None = None
-        """For clocks that are set and machines that sleep; a simulation has neither unawares."""
+        """Timer for rounds, which detect clock changes and sleep. Deferrable, because a simulation has neither."""
         self._looked_ms = 0
         self._looking = False
 
     def start(self) -> None:
-        """From now on there are looks."""
+        """Start processing due schedules."""
         self.on = True
         self._looked_ms = self._clock.wall_ms()
         self._set_alarm()
 
     def stop(self) -> None:
-        """None any more."""
+        """Stop processing."""
         self.on = False
         for timer in (self._alarm, self._round):
             if timer is not None:
                 self._timers.cancel(timer)
 
     def drop(self, run: ScheduleRun) -> None:
-        """It is looked at no more."""
+        """Remove a schedule."""
         self.runs.pop(run.row.id, None)
         self._parked.pop(run.row.id, None)
 
     def at(self, run: ScheduleRun, moment_ms: int | None) -> None:
-        """Looks at it then, instead of whatever was said before; None: not."""
+        """Process the schedule at `moment_ms` instead of any earlier plan; None: not at all."""
         self._parked.pop(run.row.id, None)
         run.next_ms = moment_ms
         if moment_ms is not None:
@@ -490,13 +502,13 @@ class ScheduleWatch:
             self._set_alarm()
 
     def soon(self, step: Step) -> None:
-        """`step()` in the next look that has room for it."""
+        """Run `step()` in the next portion that has room for it."""
         self._steps.append(step)
         if self.on and not self._looking:
             self._wake_in(0.0)
 
     def park(self, run: ScheduleRun) -> None:
-        """Looks at it every LOOK_SECONDS, until `at` says something else."""
+        """Process the schedule every ROUND_SECONDS, until `process_at` is called for it."""
         if self.runs.get(run.row.id) is run and self.on:
             if not self._parked:
                 self._retry_at = self._timers.now() + LOOK_SECONDS
@@ -507,15 +519,15 @@ class ScheduleWatch:
         return run.row.id in self._parked
 
     def retry(self, log_id: int) -> None:
-        """What is parked is looked at now, if the log is that of one of them."""
+        """Retry all parked schedules now, if the log is the target of one of them."""
         if any(run.key == log_id for run in self._parked.values()):
             self._retry_at = self._timers.now()
             self._wake_in(0.0)
 
-    # Looks
+    # Portions
 
     def _set_alarm(self) -> None:
-        """For the next that is due, and for the next round."""
+        """Set the timers for the next due schedule and for the next round."""
         if not self.on or self._looking or not self.runs:
             return
         if self._heap:
@@ -526,7 +538,7 @@ class ScheduleWatch:
             self._round = self._timers.after(LOOK_SECONDS, self._go_round, deferrable=True)
 
     def _go_round(self) -> None:
-        """Looks at the clock, unless that is going to happen anyway."""
+        """Check the clock, unless the other timer does so now anyway."""
         alarm = self._alarm
         if alarm is not None and not _over(alarm) and alarm.due <= self._timers.now() + BETWEEN_SECONDS:
             self._set_alarm()
@@ -534,7 +546,7 @@ class ScheduleWatch:
             self._look()
 
     def _wake_in(self, seconds: float) -> None:
-        """At the latest."""
+        """Run the next portion in at most `seconds`."""
         alarm = self._alarm
         if alarm is not None and not _over(alarm):
             if alarm.due <= self._timers.now() + seconds:
@@ -554,7 +566,7 @@ class ScheduleWatch:
             self._set_alarm()
 
     def _portion(self, now: int) -> bool:
-        """Some of what is to be done now; whether there is more."""
+        """Do one portion of the work that is due. Return whether there is more."""
         if now < self._looked_ms:
             self._set_back(now)
         self._looked_ms = now
@@ -588,5 +600,5 @@ class ScheduleWatch:
 
 
 def _over(timer: Timer | None) -> bool:
-    """Whether it was called, or is cancelled."""
+    """Return whether the timer has run or is cancelled."""
     return timer is None or timer.call is None

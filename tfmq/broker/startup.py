@@ -1,8 +1,6 @@
-"""The start, as a table in order: each step's ground is laid by those before it, and the listener comes
-after all.
+"""Startup of the broker: `STEPS` run in order before the listener opens.
 
-A step that fails ends the start; what was opened is let go again, so that a corrected start finds the
-folder free.
+If a step fails, everything opened so far is closed, so that the next start finds the data folder unlocked.
 """
 
 from __future__ import annotations
@@ -60,17 +58,15 @@ log = logging.getLogger("tfmq.broker")
 
 
 def data_folder(house: House) -> None:
-    """The data folder and DATA/meta, with every folder above that is not there.
-
-    Until the version file is there, which is written after this, a start before may have been cut short
-    between making a folder and forcing its name; so all of the names are forced again.
-    """
+    """Create the data folder and DATA/meta, with missing parent folders."""
     for name in FOLDER_NAMES:
         path = join(house.data, name)
         if house.disk.exists(path) and not house.disk.is_folder(path):
             raise is_no_folder(path)
     if house.disk.exists(join(house.meta, VERSION_NAME)):
         return
+    # Until the version file exists, an earlier start may have ended between creating a folder and fsyncing its parent.
+    # So all parents are fsynced again.
     missing = []
     path = house.meta
     while path not in ("", ".", "/") and not house.disk.exists(path):
@@ -88,17 +84,16 @@ def _above(path: str) -> str:
 
 
 def lock(house: House) -> None:
-    """One broker a data folder."""
+    """Lock the data folder: only one broker may use it."""
     house.lock = house.disk.lock(join(house.data, LOCK_NAME))
 
 
 def meta(house: House) -> None:
-    """The data folder's format and the node's id.
-
-    Partitions without them are half a copy: a new catalog would give their producers' ids to others, whose
-    first batches then look like repeats, and are answered without being stored.
-    """
+    """Read or create the version file: the data folder's format and the node's id."""
     if not house.disk.exists(join(house.meta, VERSION_NAME)):
+        # Partitions without a version file are an incomplete copy. A new catalog would allocate the ids of their
+        # producers again; the first batches of the new producers would look like duplicates, and be acked without
+        # being stored.
         for name in house.disk.list(house.data):
             if _is_partition(house, name) and name not in HOUSE_NAMES:
                 path = join(house.meta, VERSION_NAME)
@@ -110,7 +105,10 @@ def meta(house: House) -> None:
 
 
 def _is_partition(house: House, name: str) -> bool:
-    """Whether the folder `name` holds a partition's log: others may be named like one."""
+    """Return whether the folder `name` contains a partition's log.
+
+    Unrelated folders may be named like one.
+    """
     path = join(house.data, name)
     return (
         parse_partition_folder(name) is not None
@@ -120,8 +118,9 @@ def _is_partition(house: House, name: str) -> bool:
 
 
 def forcer(house: House) -> None:
-    """The group commit of all logs; its anchor is opened before the first write, so that it sees every
-    error.
+    """Create the group commit of all logs.
+
+    Its anchor file is opened before the first write, so that every write error is reported to it.
     """
     house.forcer = Forcer(
         house.disk,
@@ -134,8 +133,9 @@ def forcer(house: House) -> None:
 
 
 def catalog(house: House) -> None:
-    """What must not be forgotten besides messages. Raises Corrupt where it is missing: a new one would know none of the
-    topics.
+    """Open the catalog.
+
+    Raises Corrupt if it is missing: a new one would contain none of the topics.
     """
     children = house.disk.list(house.meta)
     if not any(known_in_partition(name, SUFFIX) for name in children):
@@ -150,8 +150,9 @@ def catalog(house: House) -> None:
 
 
 def _bind_node(house: House) -> None:
-    """The node's id is that of the version file and of the catalog: handles of delayed messages, dead letters and what
-    Spark has saved name it. Raises Corrupt if they differ.
+    """Check that version file and catalog have the same node id; store it where it is missing.
+
+    Handles of delayed messages, dead letters and Spark checkpoints contain the id. Raises Corrupt if the two differ.
     """
     known = house.catalog.register.node
     if known and known != house.node:
@@ -169,7 +170,7 @@ def _bind_node(house: House) -> None:
 
 
 def finish_deletions(house: House) -> None:
-    """Topics whose deletion was decided go; so do files of those that had gone already."""
+    """Finish decided deletions of topics, and delete the files of deleted topics."""
     if house.catalog.log.stopped is not None:
         return
     for topic in _in_state(house, DELETING):
@@ -179,7 +180,7 @@ def finish_deletions(house: House) -> None:
 
 
 def finish_creations(house: House) -> None:
-    """Topics that were being made or grown: what is missing of them is made."""
+    """Create the missing partitions of topics whose creation or growth was interrupted."""
     if house.catalog.log.stopped is not None:
         return
     for topic in _in_state(house, CREATING) + _in_state(house, GROWING):
@@ -195,7 +196,7 @@ def finish_creations(house: House) -> None:
 
 
 def logs(house: House) -> None:
-    """Every partition's log, recovered, with its producers."""
+    """Open every partition's log, with recovery and its producer state."""
     for topic in _in_state(house, OPEN) + _in_state(house, GROWING):
         house.topics.put(house.folders.open_all(topic))
     house.strangers = house.folders.strangers(house.catalog.register.topics)
@@ -204,7 +205,7 @@ def logs(house: House) -> None:
 
 
 def ids(house: House) -> None:
-    """No id is given out that a partition knows: a catalog from an older backup than the partitions would."""
+    """Skip ids that only partitions know, as after restoring an older catalog."""
     known = max((each.producers.highest for each in house.topics.partitions()), default=0)
     if known >= house.catalog.register.next_id:
         log.error("the catalog is older than the partitions: ids up to %d were given out before", known)
@@ -212,7 +213,10 @@ def ids(house: House) -> None:
 
 
 def delay(house: House) -> None:
-    """What waits for its time is known: decided transactions may bring more of that."""
+    """Open delayed delivery.
+
+    This precedes the start of transactions, because decided transactions may add delayed messages.
+    """
     store = open_delay(house)
     try:
         join_delay(house, store)
@@ -223,13 +227,16 @@ def delay(house: House) -> None:
 
 
 def transactions(house: House) -> None:
-    """What is in doubt is back, what was decided is written: before anybody can ask."""
+    """Open the transaction journal and apply decided transactions."""
     house.join_transactions(open_store(house))
     recover_transactions(house)
 
 
 def housekeeping(house: House) -> None:
-    """Retention by the clock, what is due, and who is expected back."""
+    """Start retention, delayed delivery, schedules and the groups' session timeouts.
+
+    Then accept requests.
+    """
     house.retention.start()
     house.delay.queue.start()
     house.schedules.start()
@@ -255,7 +262,10 @@ STEPS: Final[tuple[Callable[[House], None], ...]] = (
 
 
 def start(house: House) -> None:
-    """Runs the table. Raises Locked, NewerFormat, Corrupt, OSError, Full: why the broker cannot start."""
+    """Run all steps.
+
+    Raises Locked, NewerFormat, Corrupt, OSError, Full if the broker cannot start.
+    """
     began = house.clock.monotonic()
     try:
         with uncollected():
@@ -274,8 +284,10 @@ def start(house: House) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage collection: what a start makes stays, and to look at it again and again was half of the start of a
-    broker with 100,000 prepared transactions.
+    """Disable garbage collection.
+
+    What a start allocates stays alive. Scanning it repeatedly took half of the start time with 100,000 prepared
+    transactions.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -287,7 +299,7 @@ def uncollected() -> Iterator[None]:
 
 
 def let_go(house: House) -> None:
-    """Releases what a failed start holds. Nothing was promised to anybody, so nothing needs to be forced."""
+    """Close what a failed start has opened. No request was acked, so nothing needs an fsync."""
     for topic in house.topics.all() if hasattr(house, "topics") else ():
         _abandon(topic)
     if hasattr(house, "delay"):
@@ -310,43 +322,47 @@ def _in_state(house: House, state: str) -> list[TopicRow]:
     return [topic for topic in house.catalog.register.topics.values() if topic.state == state]
 
 
-# The start of delayed delivery: the store of delayed messages that belongs to this data folder is opened before any
-# decided transaction is written, since that may bring some; it fires when everything else is there.
+# Delayed delivery. The delay store is opened before any decided transaction is applied, because these may add delayed
+# messages. Delivery starts with the other housekeeping.
 #
-# A store that is missing, another one's, or older than the partitions is refused by name: with it would go what waits,
-# or messages would get numbers that others had. A new one is begun only in a data folder that never had one, or by the
-# operator's word: an empty file DATA/meta/new-delay.
+# A store that is missing, of another data folder, or older than the partitions is rejected: waiting messages would be
+# lost, or numbers reused. A new one is created only in a data folder that never had one, or if the operator asks for
+# it with an empty file DATA/meta/new-delay.
 
 DELAY_FOLDER: Final = "delay"
 ARRIVALS_NAME: Final = "arrivals"
 NEW_DELAY_MARKER: Final = "new-delay"
-"""In DATA/meta: a store is to be begun. The operator's word that the old one is given up; the first start gives it to
-itself, and takes it back when the store is there.
+"""File in DATA/meta that requests a new delay store.
+
+Operators create it to discard a lost store. The first start creates it as well and deletes it when the store exists.
 """
 
 
 class DelayStore(NamedTuple):
-    """What is on the disk of delayed messages: where they arrive, and the buckets in which they wait."""
+    """The files of delayed delivery: arrival log, its state, buckets of waiting messages."""
 
     log: Log
     state: ArrivalState
     buckets: Buckets
     lost: int = 0
-    """Messages that damage of the arrivals took."""
+    """Messages lost through damage of the arrival log."""
 
     @property
     def producers(self) -> Producers:
-        """Who has sent what to the arrivals."""
+        """Producer state of the arrival log."""
         return cast(Producers, self.state.producers)
 
     def abandon(self, reason: str) -> None:
-        """Lets go of it without writing anything more."""
+        """Close the store without writing anything."""
         self.log.abandon(reason)
         self.buckets.abandon()
 
 
 def open_delay(house: House) -> DelayStore:
-    """The store of this data folder. Raises Corrupt, NewerFormat, OSError, Full, Stopped."""
+    """Open the delay store of this data folder.
+
+    Raises Corrupt, NewerFormat, OSError, Full, Stopped.
+    """
     folder, word = join(house.data, DELAY_FOLDER), join(house.meta, NEW_DELAY_MARKER)
     if not house.disk.exists(folder):
         _require_new_delay(house, folder)
@@ -374,7 +390,7 @@ def open_delay(house: House) -> DelayStore:
 
 
 def _require_new_delay(house: House, folder: str) -> None:
-    """Raises Corrupt unless there never was a store, or it is given up."""
+    """Raise Corrupt unless there never was a delay store, or the operator discarded it."""
     if house.catalog.register.delay_store and not house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):
         raise Corrupt(folder, 0, 0, f"the store of delayed messages is missing. {_delay_advice(house)}")
 
@@ -384,8 +400,10 @@ def _delay_advice(house: House) -> str:
 
 
 def _new_delay_id(house: House, folder: str) -> int:
-    """For a store that is made: nobody had the id before, and the catalog knows it first. A start that is cut short in
-    between finds the word, and begins another one. Raises Corrupt, Stopped, Full, OSError.
+    """Return the id of a new delay store, which is in the catalog before the store exists.
+
+    A start that is interrupted in between finds the marker file and creates another store. Raises Corrupt, Stopped,
+    Full, OSError.
     """
     _require_new_delay(house, folder)
     word = join(house.meta, NEW_DELAY_MARKER)
@@ -399,7 +417,7 @@ def _new_delay_id(house: House, folder: str) -> int:
 
 
 def _require_own_delay(house: House, folder: str, buckets: Buckets) -> None:
-    """Raises Corrupt unless it is the store that the catalog knows."""
+    """Raise Corrupt unless this is the store that the catalog names."""
     known = house.catalog.register.delay_store
     if known and known != buckets.store_id:
         reason = f"it holds the delayed messages of store {buckets.store_id}, and store {known} belongs to this data"
@@ -446,21 +464,24 @@ def _open_arrival_log(house: House, path: str) -> tuple[Log, ArrivalState]:
 
 
 def _repair_arrivals(house: House, path: str, starts: Mapping[int, int]) -> int:
-    """Keeps what is whole where arrivals that are in no bucket are damaged, as `tfmq log repair` does; how many
-    messages are lost. Whatever passed over it would give up for good what is whole beside the damage. Raises OSError,
+    """Repair the arrival log where it is damaged and not in the buckets yet.
+
+    This is the same repair as in `tfmq log repair`.
+
+    Skipping the part would lose its undamaged records for good. Return how many messages are lost. Raises OSError,
     Full.
     """
     try:
         repaired = repair(house.disk, path, suffix=ARRIVALS_SUFFIX, starts=starts, expected=LOG_ID)
     except (Corrupt, NewerFormat) as error:
         log.error(
-            "delayed messages are lost where the arrivals are damaged; they cannot be mended: %s", error
+            "delayed messages are lost where the arrivals are damaged; they cannot be repaired: %s", error
         )
         return 0
     except (OSError, Full) as error:
         log.error(
-            "%s is damaged, and cannot be mended now (%s). What is whole in it would be lost: the start ends here."
-            " Make space, or mend the disk, then start again",
+            "%s is damaged, and cannot be repaired now (%s). What is whole in it would be lost: the start ends here."
+            " Make space, or repair the disk, then start again",
             path, error,
         )  # fmt: skip
         raise
@@ -473,13 +494,17 @@ def _repair_arrivals(house: House, path: str, starts: Mapping[int, int]) -> int:
 
 
 def _segment_bytes(house: House) -> int:
-    """An append, which is a frame and its due times at most, fits in a segment."""
+    """Return the segment size: an append is at most a frame and its due times, and must fit."""
     return max(SEGMENT_BYTES, 2 * house.limits["frame_bytes"])
 
 
 def _resume_arrivals(arrivals: Log) -> None:
-    """No topic is there to be resumed, so a start is what lifts the stop: what was answered is forced, and recovery
-    proves the rest again; if even that fails, what waits is delivered all the same.
+    """Resume a stopped arrival log at startup.
+
+    It has no topic for which an operator could resume it.
+
+    Everything that was acked is durable, and recovery verifies the rest again. If the resume fails, waiting messages
+    are still delivered.
     """
     log.error("the arrivals of delayed messages were stopped (%s); trying to resume them", arrivals.stopped)
     try:
@@ -489,8 +514,10 @@ def _resume_arrivals(arrivals: Log) -> None:
 
 
 def _require_newest_delay(house: House, folder: str, store: DelayStore) -> None:
-    """Buckets are filled from the arrivals, and a message fires once its arrival is on the disk: so the arrivals reach
-    as far as both. Raises Corrupt.
+    """Raise Corrupt if the delay store is older than what depends on it.
+
+    Buckets are filled from the arrival log, and a message is delivered only after its arrival is durable. So the
+    arrival log must extend as far as the buckets and the partitions do.
     """
     arrivals, buckets = store.log, store.buckets
     path = join(folder, ARRIVALS_NAME)
@@ -512,7 +539,7 @@ def _require_newest_delay(house: House, folder: str, store: DelayStore) -> None:
 
 
 def _adopt_delay(house: House, store: DelayStore) -> None:
-    """A catalog from a backup of the time before learns what the store knows: no id is given out twice."""
+    """Add what the store knows to a catalog that is older, so that no id is allocated twice."""
     register = house.catalog.register
     if house.catalog.log.stopped is not None:
         return
@@ -525,7 +552,10 @@ def _adopt_delay(house: House, store: DelayStore) -> None:
 
 
 def join_delay(house: House, store: DelayStore) -> None:
-    """Makes the parts that stand on the store. Broker time begins now, not below what any partition has fired."""
+    """Create the components that need the delay store.
+
+    Broker time starts at the wall clock, but not before the latest delivery in any partition.
+    """
     arrivals, state, buckets, lost = store
     partition = Arrivals(
         NAME,
@@ -568,13 +598,13 @@ def join_delay(house: House, store: DelayStore) -> None:
 
 
 def floor_ms(house: House, store_id: int) -> int:
-    """The highest due time that any partition has: broker time was there already."""
+    """Return the highest due time delivered to any partition: broker time had reached it."""
     turns = (each.log.applied(SOURCE_DELAY, store_id) for each in house.topics.partitions())
     return max((turn[0] for turn in turns if turn is not None), default=0)
 
 
 def recover_delay(house: House) -> None:
-    """What waits is known again. Workers run in this thread. Raises what keeps that from being known."""
+    """Load the waiting messages. Worker jobs run in this thread. Raises what makes that fail."""
     recovered: list[BaseException | None] = []
     house.delay.queue.recover(recovered.append)
     if not recovered:
@@ -583,22 +613,27 @@ def recover_delay(house: House) -> None:
         raise recovered[0]
 
 
-# The start of transactions: the journal that belongs to this data folder is opened, what is in doubt is back, and
-# what was decided is written, before anybody can ask for anything.
+# Transactions. The transaction journal is opened, prepared transactions are restored, and decided ones are applied
+# before clients can connect.
 #
-# A journal that is missing, another one's, or older than the partitions is refused by name: with it would go what
-# was prepared, or decisions of a later time would look as if they were applied already. A new one is begun only in
-# a data folder that never had one, or by the operator's word: an empty file DATA/meta/new-journal.
+# A journal that is missing, of another data folder, or older than the partitions is rejected: prepared transactions
+# would be lost, or later decisions would look as if they were applied already. A new one is created only in a data
+# folder that never had one, or if the operator asks for it with an empty file DATA/meta/new-journal.
 
 TRANSACTION_FOLDER: Final = "transactions"
 NEW_JOURNAL_MARKER: Final = "new-journal"
-"""In DATA/meta: a journal is to be begun. The operator's word that the old one is given up; the first start gives
-it to itself, and takes it back when the journal is there.
+"""File in DATA/meta that requests a new transaction journal.
+
+Operators create it to discard a lost journal. The first start creates it as well and deletes it when the journal
+exists.
 """
 
 
 def open_store(house: House) -> JournalTransactionStore:
-    """The journal of this data folder with all it holds. Raises Corrupt, NewerFormat, OSError, Full, Stopped."""
+    """Open the transaction journal of this data folder.
+
+    Raises Corrupt, NewerFormat, OSError, Full, Stopped.
+    """
     folder, word = join(house.data, TRANSACTION_FOLDER), join(house.meta, NEW_JOURNAL_MARKER)
     if not house.disk.exists(folder):
         _require_new_journal(house, folder)
@@ -631,7 +666,7 @@ def open_store(house: House) -> JournalTransactionStore:
 
 
 def _require_new_journal(house: House, folder: str) -> None:
-    """Raises Corrupt unless there never was a journal, or it is given up."""
+    """Raise Corrupt unless there never was a journal, or the operator discarded it."""
     if house.catalog.register.journal_id and not house.disk.exists(join(house.meta, NEW_JOURNAL_MARKER)):
         raise Corrupt(folder, 0, 0, f"the journal of transactions is missing. {_journal_advice(house)}")
 
@@ -641,8 +676,10 @@ def _journal_advice(house: House) -> str:
 
 
 def _new_journal_id(house: House, folder: str) -> int:
-    """For a journal that is made: nobody had the id before, and the catalog knows it first. A start that is cut short
-    in between finds the word, and begins another one. Raises Corrupt, Stopped, Full, OSError.
+    """Return the id of a new journal, which is in the catalog before the journal exists.
+
+    A start that is interrupted in between finds the marker file and creates another journal. Raises Corrupt, Stopped,
+    Full, OSError.
     """
     _require_new_journal(house, folder)
     word = join(house.meta, NEW_JOURNAL_MARKER)
@@ -656,7 +693,10 @@ def _new_journal_id(house: House, folder: str) -> int:
 
 
 def _adopt_journal(house: House, folder: str, store: JournalTransactionStore) -> None:
-    """The journal is the one that the catalog knows, and no id is given out that it knows. Raises Corrupt."""
+    """Check that the journal belongs to the catalog, and add ids that only the journal knows.
+
+    Raises Corrupt.
+    """
     register = house.catalog.register
     if register.journal_id and register.journal_id != store.journal_id:
         raise Corrupt(
@@ -670,7 +710,7 @@ def _adopt_journal(house: House, folder: str, store: JournalTransactionStore) ->
     if house.catalog.log.stopped is not None:
         return
     if not register.journal_id:
-        # A catalog from a backup of the time before: the journal is newer.
+        # The catalog was restored from a backup that is older than the journal.
         house.catalog.enter((JOURNAL, store.journal_id))
     known = store.streams.highest
     if known >= register.next_id:
@@ -679,7 +719,10 @@ def _adopt_journal(house: House, folder: str, store: JournalTransactionStore) ->
 
 
 def _require_newest_journal(house: House, folder: str, store: JournalTransactionStore) -> None:
-    """A decision is on the disk before its first message is in a partition: no partition is ahead of the journal."""
+    """Raise Corrupt if the journal is older than a target.
+
+    A decision is durable before its first message is written, so no target may be ahead of the journal.
+    """
     source = (SOURCE_TRANSACTION, store.journal_id)
     places = [(f"{each.name}-{each.number}", each.log.applied(*source)) for each in house.topics.partitions()]
     places.append(("the catalog", house.catalog.register.applied.get(store.journal_id)))
@@ -695,7 +738,10 @@ def _require_newest_journal(house: House, folder: str, store: JournalTransaction
 
 
 def recover_transactions(house: House) -> None:
-    """Decided transactions are written, as far as their targets take writes. Workers and forces run in this thread."""
+    """Apply decided transactions as far as their targets accept writes.
+
+    Jobs and fsyncs run in this thread.
+    """
     recovered: list[bool] = []
     house.transactions.handler.recover(lambda: recovered.append(True))
     house.turn_ended()

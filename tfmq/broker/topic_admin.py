@@ -1,11 +1,11 @@
-"""How topics come, grow and go; each step durable before the next, so that a start finishes or undoes it.
+"""Topic administration: create, grow, change, delete, resume, and METADATA.
 
-    make     entry `create` forced -> folders made and forced -> entry `ready` forced -> answer
-    grow     likewise with `grow`; failing, `grow` back to what is there
-    delete   entry `delete` forced -> waiters get the error -> folders renamed, data folder forced -> entry `gone`
-             forced -> answer -> files unlinked
+Each step is durable before the next, so that the next start finishes or reverts an interrupted change:
 
-One change of a name at a time; whoever comes meanwhile waits and looks again.
+    create   entry `create` durable -> folders created and durable -> entry `ready` durable -> reply
+    grow     likewise with `grow`; on failure, `grow` back to the current number
+    delete   entry `delete` durable -> parked fetches get an error -> folders renamed, data folder fsynced
+             -> entry `gone` durable -> reply -> files deleted
 """
 
 import logging
@@ -36,13 +36,16 @@ from tfmq.protocol.commands import CreateTopic, DeleteTopic, GrowTopic, Metadata
 log = logging.getLogger("tfmq.broker")
 
 FIXED = "topics.partitions"
-"""Only a new topic has a use for it."""
+"""A key that only applies when a topic is created."""
 
 Then = Callable[[BaseException | None], None]
 
 
 class TopicChanges:
-    """Makes, grows, deletes topics, and answers METADATA, which may make some."""
+    """Topic commands.
+
+    Changes of one name are serialized; a waiting change checks its preconditions again.
+    """
 
     def __init__(
         self,
@@ -61,9 +64,12 @@ class TopicChanges:
         apply: Callable[..., None],
         fixed: Callable[[str], Mapping[str, str]],
     ) -> None:
-        """`gone(incarnation)` when a deletion is decided, `resumed(log id)` when a partition takes writes again,
-        `made(topic)` when it is there, or has grown, `apply(topic)` when its settings may be others than its logs have.
-        `fixed(name)`: what the configuration says of the topic, with the place where it does.
+        """Callbacks for changes of topics.
+
+        `deleted(incarnation)` is called when a deletion is decided, `resumed(log id)` when a partition accepts writes
+        again, `created(topic)` when a topic was created or has grown, `apply(topic)` when its settings may differ
+        from those of its logs. `configured(name)` returns the settings that the configuration fixes for the topic,
+        with their origins.
         """
         self._topics = topics
         self._gone, self._resumed, self._made = gone, resumed, made
@@ -77,7 +83,12 @@ class TopicChanges:
     # METADATA
 
     def metadata(self, request: Metadata, reply: Reply, session: Session) -> None:
-        """Rows of the topics asked for, made first where that is asked and allowed."""
+        """Reply with the requested topics.
+
+        Missing ones are created if the request asks for it and it is allowed.
+
+        Raises UnknownTopic.
+        """
         names = self._topics.names() if request.topics is None else list(dict.fromkeys(request.topics))
         missing = [name for name in names if self._topics.find(name) is None]
         if not missing or not request.create:
@@ -96,7 +107,7 @@ class TopicChanges:
             reply.ok([row(topic) for name in names if (topic := self._topics.find(name)) is not None])
 
     def _make_each(self, names: list[str], session: Session, then: Then) -> None:
-        """Makes the topics that are not there; `then(first error)`."""
+        """Create the topics that do not exist, then call `then(first error)`."""
         left = len(names)
         failed: list[BaseException] = []
 
@@ -122,7 +133,7 @@ class TopicChanges:
     # CREATE_TOPIC
 
     def create(self, request: CreateTopic, reply: Reply) -> None:
-        """Makes a topic. Raises BadRequest."""
+        """Create a topic. Raises BadRequest."""
         settings = check_topic_settings(request.settings)
         count = request.partitions
         if count is None:
@@ -164,7 +175,7 @@ class TopicChanges:
         self._leases.take(1, leased)
 
     def _refusal(self, name: str, count: int) -> BaseException | None:
-        """Why the topic cannot be made."""
+        """Return why the topic cannot be created; None if it can."""
         if self._folders.stopping:
             return Busy(STOPPING)
         if self._topics.find(name) is not None:
@@ -190,7 +201,10 @@ class TopicChanges:
         return None
 
     def _fill(self, incarnation: int, undo: tuple[Any, ...], end: Then) -> None:
-        """Makes the folders that the topic lacks, then says so in the catalog; failing, takes it back."""
+        """Create the missing partitions and enter that in the catalog.
+
+        On failure revert with the entry `undo`.
+        """
         topic = self._catalog.register.topics[incarnation]
         new: list[str] = []
 
@@ -203,7 +217,7 @@ class TopicChanges:
                 if error is None:
                     self._filled(incarnation, opened, end)
                     return
-                # The entry before says that it shall be: the next start finishes it.
+                # The entry before demands the partitions: the next start finishes the change.
                 self._folders.abandon(opened)
                 end(client_error(error, UNKNOWN))
 
@@ -216,12 +230,15 @@ class TopicChanges:
         there = self._topics.find(topic.name) or Topic(topic, [])
         there.partitions.extend(self._folders.partition(topic, each) for each in opened)
         self._topics.put(there)
-        self._apply(there)  # the configuration may have been read again while the logs were opened
+        self._apply(there)  # the configuration may have been reloaded while the logs were opened
         self._made(there)
         end(None)
 
     def _undo(self, new: list[str], undo: tuple[Any, ...], error: BaseException | None, end: Then) -> None:
-        """Removes the folders that were made and says so; the error says "unknown" where even that fails."""
+        """Delete the folders that were created, then append `undo`.
+
+        If that fails, the error's outcome is "unknown".
+        """
 
         def removed(result: Any, failure: BaseException | None) -> None:
             if failure is not None:
@@ -243,7 +260,10 @@ class TopicChanges:
     # GROW_TOPIC
 
     def grow(self, request: GrowTopic, reply: Reply) -> None:
-        """Adds partitions; fewer are refused, as many are already so."""
+        """Add partitions.
+
+        Fewer than now are rejected; the current number is accepted without a change.
+        """
 
         def grown(error: BaseException | None) -> None:
             if error is not None:
@@ -264,8 +284,8 @@ class TopicChanges:
         present = len(topic.partitions)
         if count <= present:
             then(None if count == present else NotAllowed(
-                f"The topic {name} has {present} partitions, and partitions are never taken away: where would "
-                "their messages go? Make a new topic with fewer."
+                f"The topic {name} has {present} partitions, and partitions are never removed, because "
+                "their messages would be lost. Create a new topic with fewer."
             ))  # fmt: skip
             return
         refusal = self._too_many(count, present)
@@ -287,8 +307,9 @@ class TopicChanges:
     # SET_TOPIC
 
     def set(self, request: SetTopic, reply: Reply) -> None:
-        """Changes what a topic has of its own; answered once that is on the disk and in effect. Raises BadRequest,
-        NotAllowed.
+        """Change the topic's own settings. The reply is sent once they are durable and in effect.
+
+        Raises BadRequest, NotAllowed.
         """
         changed = check_topic_settings(request.settings)
         check_topic_keys(request.unset)
@@ -338,13 +359,13 @@ class TopicChanges:
         def prepared(result: Any, error: BaseException | None) -> None:
             _next(end, submit)(None if error is None else not_done(error))
 
-        # An archive that the settings need is made first: without it the next start could not open the log.
+        # Create the archive folder first: without it the next start could not open the log.
         self._run(partial(self._folders.prepare, topic, settings), prepared)
 
     # DELETE_TOPIC
 
     def delete(self, request: DeleteTopic, reply: Reply) -> None:
-        """Deletes a topic with its messages; answers whether there was one of that incarnation."""
+        """Delete a topic with its messages. Reply whether one of that incarnation existed."""
 
         def deleted(error: BaseException | None) -> None:
             if isinstance(error, UnknownTopic):
@@ -369,8 +390,9 @@ class TopicChanges:
         self._catalog.submit((DELETE, topic.incarnation), _next(end, partial(self._retire, topic, end)))
 
     def _retire(self, topic: Topic, end: Then) -> None:
-        """The deletion is decided: nothing finds the topic any more, and whoever waits there gets the
-        error.
+        """Finish a decided deletion.
+
+        Removes the topic from the table, fails its parked fetches, deletes its folders.
         """
         self._topics.remove(topic)
         self._gone(topic.incarnation)
@@ -386,7 +408,7 @@ class TopicChanges:
 
         def aside(paths: list[str] | None, error: BaseException | None) -> None:
             if error is not None or paths is None:
-                # Decided all the same: the next start puts the folders aside. Until then the name stays taken.
+                # The deletion is decided: the next start renames the folders. Until then the name stays in use.
                 then_unknown = client_error(error or RuntimeError("no result"), UNKNOWN)
                 end(then_unknown)
                 return
@@ -409,8 +431,9 @@ class TopicChanges:
     # RESUME_PARTITION
 
     def resume(self, request: ResumePartition, reply: Reply) -> None:
-        """Lifts the stop of a partition after recovery; answers its state. Raises UnknownTopic,
-        UnknownPartition.
+        """Resume a stopped partition, with recovery.
+
+        Reply with its state. Raises UnknownTopic, UnknownPartition.
         """
         topic = self._topics.topic(request.topic)
         if request.partition >= len(topic.partitions):
@@ -423,7 +446,7 @@ class TopicChanges:
                 return
             if isinstance(result, Partition):
                 topic.partitions[request.partition] = result
-                self._apply(topic)  # the settings may have changed while its log was opened
+                self._apply(topic)  # the settings may have changed while the log was opened
             now = topic.partitions[request.partition]
             if isinstance(now, Partition):
                 now.wake()
@@ -439,7 +462,7 @@ class TopicChanges:
             found.resume(resumed)
 
     def _end(self, name: str, then: Then, error: BaseException | None) -> None:
-        """A change is over: tells its caller, then those who waited for it."""
+        """End a change: call its caller, then start the changes that waited for it."""
         waiting = self._changing.pop(name)
         then(error)
         for again in waiting:
@@ -447,12 +470,12 @@ class TopicChanges:
 
 
 def _next(end: Then, go_on: Callable[[], None]) -> Then:
-    """A waiter that goes on, or ends with the error."""
+    """Return a callback that continues with `go_on`, or ends with the error."""
     return lambda error: end(error) if error is not None else go_on()
 
 
 def _unsure(end: Then) -> Then:
-    """An end that says "unknown": what was begun is decided, and the next start finishes it."""
+    """Return an `end` that sets the outcome "unknown", because the change is decided."""
     return lambda error: end(None if error is None else client_error(error, UNKNOWN))
 
 

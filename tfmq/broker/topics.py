@@ -1,4 +1,4 @@
-"""The topics that are there, by name, and what people ask about them."""
+"""The existing topics by name, and what METADATA and DESCRIBE_TOPIC return about them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,11 +8,11 @@ from tfmq.broker.partition import Partition
 from tfmq.errors import NOT_DONE, StorageStopped, UnknownPartition, UnknownTopic
 
 Unopened = str
-"""Why a partition's log could not be opened; it is listed as stopped and takes nothing."""
+"""Why a partition's log could not be opened. The partition is listed as stopped and rejects everything."""
 
 
 class Topic:
-    """A topic that is there."""
+    """An existing topic with its partitions."""
 
     def __init__(self, row: TopicRow, partitions: list[Partition | Unopened]) -> None:
         self.name, self.incarnation, self.settings = row.name, row.incarnation, row.settings
@@ -20,7 +20,7 @@ class Topic:
 
 
 class Topics:
-    """The table. `topic_changes` puts into it and takes out."""
+    """The existing topics. Only `topic_admin` adds and removes them."""
 
     def __init__(self, register: Register) -> None:
         self._register = register
@@ -30,14 +30,17 @@ class Topics:
         return len(self._topics)
 
     def topic(self, name: str) -> Topic:
-        """Raises UnknownTopic."""
+        """Return a topic. Raises UnknownTopic."""
         topic = self._topics.get(name)
         if topic is None:
             raise UnknownTopic(f"There is no topic {name}. Look at tfmq topic list, or create it.")
         return topic
 
     def partition(self, name: str, incarnation: int, number: int) -> Partition:
-        """Raises UnknownTopic (also for another incarnation), UnknownPartition, StorageStopped."""
+        """Return an open partition.
+
+        Raises UnknownTopic (also for another incarnation), UnknownPartition, StorageStopped.
+        """
         topic = self.topic(name)
         if topic.incarnation != incarnation:
             raise UnknownTopic(
@@ -57,25 +60,25 @@ class Topics:
         yield from self._topics.values()
 
     def partitions(self) -> Iterator[Partition]:
-        """Every partition that is open."""
+        """Yield every open partition."""
         for topic in self._topics.values():
             for partition in topic.partitions:
                 if isinstance(partition, Partition):
                     yield partition
 
     def by_incarnation(self, incarnation: int) -> str | None:
-        """The name of a topic that is there."""
+        """Return the name of an existing topic."""
         row = self._register.topics.get(incarnation)
         return row.name if row is not None and row.name in self._topics else None
 
     def find_partition(self, incarnation: int, number: int) -> Partition | None:
-        """The open partition of that incarnation, if it is there."""
+        """Return the open partition of that incarnation, if it exists."""
         topic = self._topics.get(self.by_incarnation(incarnation) or "")
         found = topic.partitions[number] if topic is not None and number < len(topic.partitions) else None
         return found if isinstance(found, Partition) else None
 
     def count(self, name: str) -> int:
-        """How many partitions the topic has; 0 where it is not there."""
+        """Return the topic's number of partitions; 0 if it does not exist."""
         topic = self._topics.get(name)
         return 0 if topic is None else len(topic.partitions)
 
@@ -89,11 +92,11 @@ class Topics:
         return sum(len(topic.partitions) for topic in self._topics.values())
 
     def remove(self, topic: Topic) -> None:
-        """Nothing finds the topic any more."""
+        """Remove the topic from the table."""
         del self._topics[topic.name]
 
     def put(self, topic: Topic) -> None:
-        """The topic is there from now on."""
+        """Add or replace the topic."""
         self._topics[topic.name] = topic
 
 
@@ -109,7 +112,7 @@ def no_partition(topic: Topic, number: int) -> UnknownPartition:
 
 
 def describe_topic(topic: Topic) -> dict[str, Any]:
-    """DESCRIBE_TOPIC's map. May read the disk, so it runs in a worker."""
+    """Return the reply of DESCRIBE_TOPIC. May read the disk: call it in a worker."""
     return {
         "name": topic.name,
         "incarnation": topic.incarnation,
@@ -119,23 +122,26 @@ def describe_topic(topic: Topic) -> dict[str, Any]:
 
 
 def row(topic: Topic) -> tuple[str, int, list[tuple[int, str]], dict[str, Any]]:
-    """A topic as METADATA lists it."""
+    """Return a topic as METADATA lists it."""
     partitions = [(number, state_of(each)) for number, each in enumerate(topic.partitions)]
     return topic.name, topic.incarnation, partitions, topic.settings
 
 
 def state_of(partition: Partition | Unopened) -> str:
-    """As `Partition.state`; one that could not be opened is stopped."""
+    """Return the partition's state; "stopped" if it could not be opened."""
     return "stopped" if isinstance(partition, str) else partition.state
 
 
 def why_stopped(partition: Partition | Unopened) -> str:
-    """Why it takes no records, also where it could not be opened; "" where it takes some."""
+    """Return why the partition rejects records, also if it could not be opened.
+
+    Return "" if it accepts them.
+    """
     return partition if isinstance(partition, str) else partition.log.stopped or ""
 
 
 def describe(number: int, partition: Partition | Unopened) -> dict[str, Any]:
-    """One partition as DESCRIBE_TOPIC tells of it."""
+    """Return one partition for DESCRIBE_TOPIC."""
     if isinstance(partition, str):
         return {"partition": number, "state": "stopped", "reason": partition}
     log = partition.log

@@ -1,9 +1,4 @@
-"""Commands of transactions: from the wire's requests to the `TransactionHandler`'s, and its answers back.
-
-What a peer has waiting is counted against its quota until it is answered. A batch is checked here, where it
-lands, as if it were appended to its partition at once: after the decision nothing of it can be refused any
-more. Its sequence is the handler's business.
-"""
+"""Transaction commands, on top of the transaction coordinator."""
 
 from collections.abc import Callable
 from functools import partial
@@ -47,13 +42,20 @@ from tfmq.transaction.requests import Transact as WholeTransaction
 from tfmq.transaction.store import JournalTransactionStore
 
 COPY_BYTES: Final = 64 << 10
-"""Smaller bodies are copied (5 us at most), so that none holds the memory in which a whole turn was received."""
+"""Smaller bodies are copied (5 us at most), so that they do not keep the receive buffer of a whole turn."""
 
 Fields = Callable[[Any], tuple[Any, ...]]
 
 
 class Transactions:
-    """See the module. One method a command, called by the engine; each gives its reply one call, or raises."""
+    """Transactions.
+
+    One method per command, called by the request handler; each replies once, or raises.
+
+    A request counts against the session's limit until its reply. A batch is checked when it is sent as if it were
+    appended to its partition immediately, because it must not be rejected after the decision. The coordinator checks
+    its sequence.
+    """
 
     def __init__(
         self,
@@ -73,10 +75,15 @@ class Transactions:
         self._watched: set[Session] = set()
         self._waits: dict[Session, dict[int, Callable[[], None]]] = {}
         self.stopped = False
-        """Nothing is under way any more."""
+        """No operation is in progress any more."""
 
     def _pending(self, reply: Reply, session: Session, fields: Fields, size_bytes: int = 0) -> Done:
-        """A `done` that answers with `fields(result)`; until then the request counts as pending. Raises Busy."""
+        """Return a callback that replies with `fields(result)`.
+
+        Until then the request counts as pending.
+
+        Raises Busy.
+        """
         size = size_bytes + REQUEST_BYTES
         self._quotas.take(session, size)
 
@@ -90,11 +97,11 @@ class Transactions:
         return done
 
     def stop(self) -> None:
-        """Takes no more; `stopped` once nothing is under way."""
+        """Stop accepting work; `stopped` is set once no operation is in progress."""
         self.handler.stop(partial(setattr, self, "stopped", True))
 
     def _watch(self, session: Session) -> None:
-        """Tells the handler when the connection is gone; once a session."""
+        """Notify the coordinator when the session's connection closes. Registered once per session."""
         if session not in self._watched:
             self._watched.add(session)
             session.on_close(partial(self._lost, session))
@@ -105,7 +112,7 @@ class Transactions:
             cancel()
         self.handler.session_lost(session)
 
-    # One transaction, step by step
+    # Transactions in several steps
 
     def begin(self, request: BeginTransaction, reply: Reply, session: Session) -> None:
         done = self._pending(reply, session, tuple)
@@ -118,8 +125,9 @@ class Transactions:
             self._watch(session)
 
     def send(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
-        """A PRODUCE with a transaction's epoch. Raises UnknownTopic, UnknownPartition, StorageStopped, BadBatch,
-        MessageTooLarge, Busy.
+        """Add a PRODUCE to its transaction.
+
+        Raises UnknownTopic, UnknownPartition, StorageStopped, BadBatch, MessageTooLarge, Busy.
         """
         data = owned(body, reply)
         piece = self._piece(request, request.producer_id, data)
@@ -168,11 +176,13 @@ class Transactions:
     def forget(self, request: ForgetTransaction, reply: Reply, session: Session) -> None:
         self.handler.forget(*request, self._pending(reply, session, one))
 
-    # A whole one
+    # Transactions in one request
 
     def transact(self, request: Transact, body: Body, reply: Reply, session: Session) -> None:
-        """Raises what `send` does, unless it is a repeat: what was answered once is answered again, whatever has become
-        of the topics.
+        """Run a whole transaction.
+
+        Raises what `send` raises, unless the request is a repeat: a repeat gets the first answer again, even if the
+        topics were deleted since.
         """
         data = owned(body, reply)
         try:
@@ -197,14 +207,14 @@ class Transactions:
             start += each.size
             pieces.append(self._piece(each, request.producer_id, part))
         if start != len(data):
-            raise BadRequest(f"The batches name {start} bytes, and {len(data)} came.")
+            raise BadRequest(f"The batches name {start} bytes, and {len(data)} were received.")
         return pieces
 
     def _known(self, request: Transact) -> bool:
         now_ms = self._clock.wall_ms()
         return self.store.streams.find(request.producer_id, request.number, now_ms) is not None
 
-    # Looking
+    # Queries
 
     def list_transactions(self, request: ListTransactions, reply: Reply) -> None:
         reply.ok(*self.handler.list(request.states, request.after, request.limit, request.group))
@@ -213,7 +223,7 @@ class Transactions:
         reply.ok(self.handler.describe(request.xid, request.epoch))
 
     def await_checks(self, request: AwaitChecks, reply: Reply, session: Session) -> None:
-        """Parked until there is something to ask, the time is over, the session is gone, or CANCEL."""
+        """Park the request until a check is due, the time is over, the session closes, or CANCEL."""
         number = reply.correlation
         over = False
 
@@ -238,7 +248,7 @@ class Transactions:
             self._waits.pop(session, None)
 
     def cancel(self, session: Session, correlation: int) -> bool:
-        """Ends a wait of `await_checks` with an empty answer; whether there was one."""
+        """End a parked `await_checks` with an empty reply. Return whether there was one."""
         cancel = self._waits.get(session, {}).get(correlation)
         if cancel is not None:
             cancel()
@@ -255,7 +265,7 @@ class Transactions:
         self.handler.abort_group(*request, self._pending(reply, session, tuple))
 
     def list_groups(self, request: ListCommitGroups, reply: Reply) -> None:
-        """By name; a page of them."""
+        """Reply with one page of commit groups, by name."""
         reply.ok(*self.handler.list_groups(request.after, request.limit))
 
     def forget_group(self, request: ForgetCommitGroup, reply: Reply, session: Session) -> None:
@@ -263,7 +273,7 @@ class Transactions:
 
 
 def owned(body: Body, reply: Reply) -> Body:
-    """The body for as long as its request takes: a copy, and its memory free again, or, if it is large, itself."""
+    """Return a body that stays valid for the whole request, copied if it is small."""
     if len(body) > COPY_BYTES:
         return body
     data = bytes(body)
@@ -271,7 +281,7 @@ def owned(body: Body, reply: Reply) -> Body:
     return data
 
 
-# The fields of the replies
+# Fields of the replies
 
 
 def one(result: Any) -> tuple[Any, ...]:
@@ -279,5 +289,5 @@ def one(result: Any) -> tuple[Any, ...]:
 
 
 def sent(result: Any) -> tuple[Any, ...]:
-    """A batch inside a transaction lies nowhere yet."""
+    """Return the reply fields of a batch in a transaction, which has no offsets yet."""
     return [], ACKS_WRITTEN, False, 0, ORDINAL_UNKNOWN

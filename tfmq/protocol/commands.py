@@ -1,8 +1,8 @@
-"""Every command of the protocol, once: its code, its name, and the fields of its request and reply.
+"""The table of all commands: code, name, and the fields of request and reply.
 
-The classes below are the table's rows written as types. A field's annotation carries its kind (what is taken
-from the wire), its default stands in for a missing trailing field. `COMMANDS` lists them with their codes;
-codes are never given to another command. docs/protocol.md says how to add one.
+Each request and reply is a NamedTuple: the annotation of a field contains its kind (the accepted values), its default
+replaces a missing trailing field. `COMMANDS` assigns the codes; a code is never reused. The docstrings are the
+descriptions in docs/protocol.md, which also explains how to add a command.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -146,18 +146,19 @@ VERSION_MIN = VERSION_MAX = 1
 
 ACKS = {"none": ACKS_NONE, "written": ACKS_WRITTEN, "synced": ACKS_SYNCED}
 DURABILITY = {ACKS_NONE: "none", ACKS_WRITTEN: "written", ACKS_SYNCED: "synced"}
-# How far a fetch reads.
+# Up to where a fetch reads.
 READ_FORCED, READ_WRITTEN = 0, 1
 READ = {"forced": READ_FORCED, "written": READ_WRITTEN}
-# What LOCATE looks for.
+# How LOCATE searches.
 BY_EARLIEST, BY_LATEST, BY_ORDINAL, BY_TIME_MS, BY_OFFSET = range(5)
 
 # The broker itself
 
 
 class Hello(NamedTuple):
-    """The first request of a connection. The client offers versions; the broker takes the highest that both
-    know.
+    """Begin a connection.
+
+    The client offers a range of versions; the broker selects the highest that both support.
     """
 
     magic: Words
@@ -177,7 +178,7 @@ class HelloReply(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """Does nothing; the answer is the broker's wall clock."""
+    """Do nothing; the reply has the broker's wall clock."""
 
 
 class PingReply(NamedTuple):
@@ -185,7 +186,7 @@ class PingReply(NamedTuple):
 
 
 class Status(NamedTuple):
-    """How the broker is."""
+    """Read the state of the broker."""
 
 
 class StatusReply(NamedTuple):
@@ -193,7 +194,10 @@ class StatusReply(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Ends a parked FETCH, AWAIT_CHECKS or HEARTBEAT of this connection: it is answered at once, empty."""
+    """End a parked FETCH, AWAIT_CHECKS or HEARTBEAT of this connection.
+
+    Its empty reply is sent at once.
+    """
 
     target: Size
 
@@ -206,7 +210,7 @@ class CancelReply(NamedTuple):
 
 
 class LeaseProducerIds(NamedTuple):
-    """Gives out producer ids that nobody had before."""
+    """Allocate producer ids that were never used before."""
 
     count: Annotated[int, Whole(1, limits.PRODUCER_IDS_PER_LEASE)] = 1  # type: ignore[assignment]
 
@@ -217,9 +221,10 @@ class LeaseProducerIdsReply(NamedTuple):
 
 
 class Produce(NamedTuple):
-    """Appends a batch of records, the body, to one partition: all of it or nothing. With `due` they wait for their
-    time before. With the epoch of an open transaction it becomes part of that: nothing is appended before the
-    commit.
+    """Append a batch of records, the body, to one partition: all of it or nothing.
+
+    With `due` the records are stored until they are due, and appended then. With the epoch of an open transaction
+    they become part of it: nothing is appended before the commit.
     """
 
     topic: Topic
@@ -244,8 +249,10 @@ class ProduceReply(NamedTuple):
 
 
 class SucceedProducer(NamedTuple):
-    """Closes a producer id on a partition for good, tells the last sequence stored, gives the id that
-    follows. Topic "": an id for delayed messages, whose one stream goes to all partitions.
+    """Close a producer id on a partition for good.
+
+    The reply has its last stored sequence and a new id to continue with. Topic "": an id for delayed messages, whose
+    sequence spans all partitions.
     """
 
     topic: Member
@@ -264,8 +271,9 @@ class SucceedProducerReply(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Whole control blocks from the one that holds `offset` on; waits up to `wait_ms` where there are
-    none.
+    """Read whole blocks from the one that contains `offset` on.
+
+    Wait up to `wait_ms` if there are none.
     """
 
     topic: Topic
@@ -292,8 +300,9 @@ class FetchReply(NamedTuple):
 
 
 class Locate(NamedTuple):
-    """Finds an offset: 0 earliest, 1 latest (forced), 2 ordinal, 3 append time in ms, 4 record start at or
-    before.
+    """Find an offset.
+
+    `by` is 0 earliest, 1 latest (durable), 2 ordinal, 3 append time in ms, 4 record start at or before.
     """
 
     topic: Topic
@@ -314,7 +323,7 @@ class LocateReply(NamedTuple):
 
 
 class Command:
-    """One row of the table."""
+    """One row of the command table."""
 
     def __init__(self, code: int, request: type[Any], reply: type[Any], body: str = "", reply_body: str = ""):
         self.code = code
@@ -345,7 +354,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(20, LeaseProducerIds, LeaseProducerIdsReply),
     Command(21, Produce, ProduceReply, body="the records"),
     Command(22, SucceedProducer, SucceedProducerReply),
-    Command(30, Fetch, FetchReply, reply_body="whole control blocks"),
+    Command(30, Fetch, FetchReply, reply_body="whole blocks"),
     Command(31, Locate, LocateReply),
     Command(40, JoinGroup, JoinGroupReply),
     Command(41, Heartbeat, HeartbeatReply),
@@ -421,5 +430,5 @@ RESERVED: dict[range, str] = {
 
 
 def reserved_for(code: int) -> str | None:
-    """What a later release will do under this code, if it is one of those."""
+    """Return what a later release will use this code for; None if it is not reserved."""
     return next((what for codes, what in RESERVED.items() if code in codes), None)

@@ -1,11 +1,11 @@
-"""The handle of a delayed message: a text that finds it again among all that wait, on one broker and no other.
+"""The handle of a delayed message, which identifies it on the broker that issued it.
 
     "d" + base32 (RFC 4648, lower case, no padding) of
     store id u64 · log id u64 · due u64 · number u64 · CRC-32 of these 32 bytes u32, big-endian
 
-`due` and `number` are the message's turn, so the broker looks at one place; `log id` says which partition it is
-for. The checksum takes care that a typo is refused, instead of hitting another message: every single wrong
-character, every two that were swapped, and all but one in 2^32 of the rest.
+`due` and `number` are the message's position in the delay queue, so that the broker finds it with one lookup; `log id`
+identifies its partition. The checksum ensures that a typing error is rejected instead of naming another message: it
+detects every wrong character, every two swapped ones, and all but one in 2^32 of other errors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, NoReturn, overload
 from tfmq.errors import BadRequest
 
 LETTER: Final = "d"
-"""What every handle begins with; another kind of handle would have another letter."""
+"""First character of every handle; another kind of handle would have another letter."""
 LENGTH: Final = 59
 """Characters of a handle."""
 
@@ -31,13 +31,15 @@ _FIELDS: Final = Struct(">QQQQ")
 _NUMBER: Final = Struct(">Q")
 _CHECKSUM: Final = Struct(">I")
 _PADDING: Final = 6
-"""Signs "=" that base32 puts behind 36 bytes."""
+"""Padding characters "=" that base32 appends to 36 bytes."""
 _NUMBER_MAX: Final = (1 << 63) - 1
 
 
 class Handle(NamedTuple):
-    """What a handle says. `store_id`: its `issuer`. `due` in ms since 1970 of broker time; store and log id u64, not 0;
-    the others u63.
+    """The fields of a handle.
+
+    `store_id` is its `issuer`. `due` is in ms since 1970 of broker time. Store and log id are u64, not 0; the others
+    u63.
     """
 
     store_id: int
@@ -47,7 +49,7 @@ class Handle(NamedTuple):
 
 
 def print_handle(handle: Handle) -> str:
-    """The text. Raises `ValueError` for numbers that do not fit."""
+    """Return the text of a handle. Raises ValueError for numbers that do not fit."""
     fits = min(handle.store_id, handle.log_id) > 0 and max(handle.store_id, handle.log_id) < 1 << 64
     if not fits or not 0 <= min(handle.due, handle.number) <= max(handle.due, handle.number) <= _NUMBER_MAX:
         raise ValueError(f"{handle} cannot be the handle of a message")
@@ -59,7 +61,7 @@ def _printed(fields: bytes) -> str:
 
 
 def parse_handle(text: str) -> Handle:
-    """What `print_handle` printed. Raises `BadRequest` for anything else: it is told as a typo."""
+    """Parse a handle. Raises BadRequest for anything that `format_handle` does not return."""
     if len(text) != LENGTH or not text.startswith(LETTER) or text != text.lower():
         _refuse(text)
     try:
@@ -84,16 +86,18 @@ def _refuse(text: str) -> NoReturn:
 
 
 def issuer(node: str, store_id: int) -> int:
-    """Whose handles they are: one number for a broker's own id (`node`, random) and its store, which counts from the
-    same small numbers everywhere. u64, not 0.
+    """Return the issuer of handles.
+
+    It is a hash of the broker's random id and its store's id, which is a small number on every broker. u64, not 0.
     """
     digest = blake2b(f"{node}/{store_id}".encode(), digest_size=_NUMBER.size).digest()
     return int(_NUMBER.unpack(digest)[0]) or 1
 
 
 class Handles(Sequence[str]):
-    """The handles of messages that were sent together and have numbers one behind the other. Each is printed when
-    somebody looks at it: a batch of ten thousand costs eight bytes a message.
+    """The handles of messages that were sent together and have consecutive numbers.
+
+    Handles are formatted when they are read, so that a batch of ten thousand takes eight bytes per message.
     """
 
     __slots__ = ("_dues", "_first_number", "_log_id", "_store_id")
@@ -132,7 +136,7 @@ class Handles(Sequence[str]):
 
 
 def read_dues(packed: bytes) -> array[int]:
-    """Due times as the wire has them, u64 big-endian one behind the other. `packed` has whole ones."""
+    """Decode due times from the wire: u64, big-endian. `packed` must contain whole ones."""
     dues = array("Q", packed)
     if byteorder == "little":
         dues.byteswap()
@@ -140,7 +144,7 @@ def read_dues(packed: bytes) -> array[int]:
 
 
 def write_dues(dues: array[int]) -> bytes:
-    """What `read_dues` reads."""
+    """Encode due times for the wire."""
     if byteorder == "little":
         dues = dues[:]
         dues.byteswap()

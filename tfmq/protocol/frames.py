@@ -1,13 +1,12 @@
-"""Frames: how requests and replies lie in a stream of bytes. docs/protocol.md is this module's page.
+"""Frames: encoding of requests and replies in a byte stream; see docs/protocol.md.
 
-    size        u32  bytes behind this word
+    size        u32  bytes after this word
     header size u32
     header      one msgpack array
-    body        whatever is left
+    body        the rest
 
-Big-endian. Sizes are checked as soon as their four bytes are there, before anything is allocated, and every
-wrong input raises `BadFrame` and nothing else. Bytes that some other protocol would send first are recognised
-and named.
+Big-endian. Sizes are checked as soon as their four bytes have arrived, before anything is allocated. Every invalid
+input raises `BadFrame` and nothing else. The first bytes of other protocols are recognized and named in the error.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ FIELDS_UNKNOWN = 1 << 10
 
 
 class Frame(NamedTuple):
-    """A frame taken apart; `body` is a view of the buffer it arrived in, with no copy made."""
+    """A decoded frame. `body` is a view of the buffer that was decoded."""
 
     header: list[Any]
     body: memoryview
 
 
 def encode(header: Iterable[Any], *body: Buffer) -> list[Buffer]:
-    """The frame as buffers to be written in this order; the body's are handed on as they are.
+    """Return a frame as buffers to be written in this order; the body's buffers are not copied.
 
-    Raises `BadRequest` for a header that cannot be packed or is too large, `MessageTooLarge` above 4 GiB.
+    Raises BadRequest for a header that cannot be encoded or is too large, MessageTooLarge above 4 GiB.
     """
     try:
         packed = pack(list(header))
@@ -58,8 +57,9 @@ def encode(header: Iterable[Any], *body: Buffer) -> list[Buffer]:
 
 
 def check_size(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRAME_BYTES) -> int:
-    """How many bytes the frame at `position` has behind its first word, of which the four bytes must be
-    there.
+    """Return how many bytes follow the size word of the frame at `position`. Raises BadFrame.
+
+    The four bytes of the size word must be present.
     """
     size: int = SIZE.unpack_from(view, position)[0]
     if size > frame_bytes or size < 4:
@@ -77,7 +77,10 @@ def _size_sentence(size: int, frame_bytes: int) -> str:
 def parse_prefix(
     view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRAME_BYTES
 ) -> tuple[int, int]:
-    """(size, header size) of the frame at `position`, of which eight bytes must be there, checked."""
+    """Return (size, header size) of the frame at `position`. Raises BadFrame.
+
+    Its first eight bytes must be present.
+    """
     size = check_size(view, position, frame_bytes=frame_bytes)
     header_size: int = SIZE.unpack_from(view, position + 4)[0]
     if header_size > size - 4:
@@ -126,9 +129,11 @@ def _items_max(view: Buffer, bounds: Mapping[int, tuple[int, int]]) -> int:
 def frame_at(
     view: memoryview, position: int, *, frame_bytes: int = limits.FRAME_BYTES
 ) -> tuple[Frame | None, int]:
-    """The frame at `position` and where the next one starts; or None and how many bytes must be there for it.
+    """Return the frame at `position` and where the next one starts.
 
-    The second number, in the case of None, counts from `position` and is 4, 8, or the whole frame.
+    If it is incomplete, return None and how many bytes are needed. Raises BadFrame.
+
+    The number of bytes needed counts from `position` and is 4, 8, or the whole frame.
     """
     held = len(view) - position
     if held < 4:
@@ -144,10 +149,10 @@ def frame_at(
 
 
 class Decoder:
-    """Takes bytes as they come and gives frames as they become whole. Holds at most one unfinished frame.
+    """Incremental decoder of a byte stream. Stores at most one incomplete frame.
 
-    Bodies are views of the bytes fed, or of a copy where a frame came in pieces; they stay valid as long as
-    they are held. After a `BadFrame` the stream has no sense any more: close it.
+    Bodies are views of the bytes fed, or of a copy if a frame arrived in parts; they stay valid as long as they are
+    referenced. After a BadFrame the stream cannot be decoded any further: close the connection.
     """
 
     def __init__(self, frame_bytes: int = limits.FRAME_BYTES) -> None:
@@ -157,16 +162,19 @@ class Decoder:
 
     @property
     def missing(self) -> int:
-        """How many more bytes complete what is known of the frame that is under way, at least 1."""
+        """How many more bytes are needed for the known part of the current frame; at least 1."""
         return self._wanted - len(self._held)
 
     @property
     def midway(self) -> bool:
-        """Whether a frame has begun and is not whole."""
+        """Whether a frame is incomplete."""
         return bool(self._held)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """The frames that `data` completes. Do not change `data` afterwards: the bodies are views of it."""
+        """Return the frames that `data` completes.
+
+        Do not modify `data` afterwards: bodies are views of it.
+        """
         view = memoryview(data)
         frames: list[Frame] = []
         while self._held and view:
@@ -183,7 +191,7 @@ class Decoder:
         return frames
 
     def _take(self, view: memoryview, frames: list[Frame]) -> None:
-        """All frames that are whole in `view`; keeps the rest."""
+        """Append all complete frames in `view` to `frames` and store the rest."""
         position = 0
         while position < len(view):
             frame, number = frame_at(view, position, frame_bytes=self.frame_bytes)
@@ -194,15 +202,15 @@ class Decoder:
             position = number
 
 
-# What other protocols say first, so that a wrong port is named instead of called a broken frame.
+# Detection of other protocols, so that a wrong port is named in the error.
 
 LOOK_BYTES = 8
 
 EMPTY_LINE = "\r\n\r\n"
-"""Ends a client's hello, so that a program that waits for lines of text, as an HTTP server does, complains at once."""
+"""Sent after a client's HELLO, so that a server of a text protocol, such as HTTP, responds with an error at once."""
 
 _HTTP = "an HTTP client or browser"
-# The first bytes, and who sends them.
+# First bytes, and the program that sends them.
 _SPEAKERS: tuple[tuple[bytes, str], ...] = (
     *(
         (word, _HTTP)
@@ -236,18 +244,18 @@ _SPEAKERS: tuple[tuple[bytes, str], ...] = (
 
 
 def speaker(start: bytes) -> str | None:
-    """Who says `start` first, if it is one of those known: "an HTTP server"."""
+    """Return the kind of program that sends `start` first ("an HTTP server"); None if unknown."""
     return next((who for word, who in _SPEAKERS if start.startswith(word)), None)
 
 
 def sentence(start: bytes) -> str | None:
-    """What to tell of it, if anything."""
+    """Return the error sentence for the first bytes of a known protocol; None for others."""
     who = speaker(start)
     return who and f"At the other end is {who}, not a program that speaks tfmq: check host and port."
 
 
 def http_answer(start: bytes, host_and_port: str) -> bytes | None:
-    """An answer that an HTTP client can show, where `start` comes from one."""
+    """Return a response for an HTTP client; None if `start` is not from one."""
     if speaker(start) != _HTTP:
         return None
     text = f"This is a tfmq broker at {host_and_port}; it speaks its own protocol, not HTTP.\n".encode()

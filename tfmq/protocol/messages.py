@@ -1,8 +1,6 @@
-"""The requests and replies about messages that wait for their time; their codes stand with all others in `commands`.
+"""Requests and replies of delayed messages, groups, schedules, topics and transactions.
 
-A time to deliver at, a *due*, is a u64. Its top bit tells two kinds apart: set, the rest is a delay in ms from the
-moment at which the broker takes it; not set, it is a moment, ms since 1970 by the wall clock. What the broker made
-of it, and tells in replies, is the effective due time: a moment of broker time.
+Their codes are in `tfmq.protocol.commands`. The docstrings are the descriptions in docs/protocol.md.
 """
 
 from itertools import pairwise
@@ -56,15 +54,18 @@ from tfmq.protocol.schema import (
     Yes,
 )
 
+# Delayed messages. A requested due time is a u64. If its top bit is set, the rest is a delay in ms from the time at
+# which the broker accepts it; otherwise it is an absolute time, ms since 1970 by the wall clock. Replies have the
+# effective due time: an absolute time of broker time.
 HANDLE_BYTES: Final = 64
-"""A handle has 59 characters (`handles`); another kind may have some more."""
+"""A handle has 59 characters (`tfmq.protocol.delayed_handle`); another kind may have some more."""
 Handle = Annotated[str, Text(HANDLE_BYTES, empty=False)]
 HandleOrNone = Annotated[str, Text(HANDLE_BYTES)]
 Due = Annotated[int, Whole(0, (1 << 64) - 1, "u64")]
 
 
 class Edges(ListOf):
-    """Two moments or more, each later than the one before."""
+    """Two or more times, each later than the previous one."""
 
     text = "list of u63, ascending"
 
@@ -81,8 +82,9 @@ class Edges(ListOf):
 
 
 class CancelDelayed(NamedTuple):
-    """Takes back a message that waits for its time; answered once the outcome is on the disk. Repeated, it has the
-    first answer.
+    """Cancel a waiting message; the reply is sent once the result is durable.
+
+    A repeat gets the first reply.
     """
 
     handle: Handle
@@ -93,8 +95,9 @@ class CancelDelayedReply(NamedTuple):
 
 
 class RescheduleDelayed(NamedTuple):
-    """Gives a message that waits another time, in one step: it gets a new handle, to which the old one leads. Repeated,
-    it moves the message once more; the last answer counts.
+    """Give a waiting message another due time, in one step.
+
+    It gets a new handle, and the old one refers to it. A repeat reschedules it again; the last reply counts.
     """
 
     handle: Handle
@@ -107,8 +110,10 @@ class RescheduleDelayedReply(NamedTuple):
 
 
 class ListDelayed(NamedTuple):
-    """Waiting messages in the order of their turns, with first_due <= due < end_due (the default includes the last of
-    times), from the one behind the handle `after` on; topic "", nil partition, nil key: all.
+    """List waiting messages in order of due time.
+
+    These have first_due <= due < end_due (the default includes the largest time) and follow the handle `after`; topic
+    "", nil partition, nil key: all.
     """
 
     topic: Member = ""
@@ -127,7 +132,7 @@ class ListDelayedReply(NamedTuple):
 
 
 class DescribeDelayed(NamedTuple):
-    """One delayed message, waiting or not."""
+    """Describe one delayed message, waiting or not."""
 
     handle: Handle
 
@@ -137,7 +142,7 @@ class DescribeDelayedReply(NamedTuple):
 
 
 class DelayedHistogram(NamedTuple):
-    """How many messages wait for the time between each edge and the next one; topic "": of all topics."""
+    """Count the waiting messages between each edge and the next one; topic "": of all topics."""
 
     topic: Member
     edges: Annotated[list[int], Edges()]
@@ -148,15 +153,17 @@ class DelayedHistogramReply(NamedTuple):
     pending: Number
 
 
-# The requests and replies of consumer groups; their codes stand with all others in `commands`.
+# Consumer groups
 
 STICKY, RANGE, CONSISTENT_HASH = "sticky", "range", "consistent_hash"
 
 
 class JoinGroup(NamedTuple):
-    """Makes the caller a member of the group that holds no partition: what it held before is lost to it. `member` ""
-    the first time, or a name of its own, so that a repeat makes no second member. With `only` it takes no other
-    partitions. Answered once what it is given is on the disk.
+    """Make the caller a member of the group without partitions.
+
+    What a member of this name owned before is released. `member` is "" the first time, or a name chosen by the
+    client, so that a repeat adds no second member. With `only` it accepts no other partitions. The reply is sent once
+    its assignment is durable.
     """
 
     group: Group
@@ -175,9 +182,10 @@ class JoinGroupReply(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """Keeps a member alive, says what it still holds, and waits up to `wait_ms` for a change of its share. What it
-    leaves out of `held` it gives up. It has the `subscription` if that changed, or if the last reply said that it was
-    `forgotten`.
+    """Keep a member alive, and report what it holds.
+
+    Waits up to `wait_ms` for a change of its assignment. What is left out of `held` is released. `subscription` is
+    sent if it changed, or if the last reply had `forgotten` set.
     """
 
     group: Group
@@ -198,7 +206,7 @@ class HeartbeatReply(NamedTuple):
 
 
 class LeaveGroup(NamedTuple):
-    """Gives up the member's place, and all partitions that it holds."""
+    """End the membership and release all partitions of the member."""
 
     group: Group
     member: Group
@@ -210,8 +218,10 @@ class LeaveGroupReply(NamedTuple):
 
 
 class CommitOffsets(NamedTuple):
-    """Saves where the group goes on; answered once it is on the disk. Partitions that are not the member's (any more)
-    are left out and named in `fenced`; where all are, the answer is the error `fenced`.
+    """Commit offsets of the group; the reply is sent once they are durable.
+
+    Partitions that the member does not own (any more) are left out and named in `fenced`; if it owns none of them,
+    the reply is the error `fenced`.
     """
 
     group: Group
@@ -226,7 +236,7 @@ class CommitOffsetsReply(NamedTuple):
 
 
 class ReadOffsets(NamedTuple):
-    """Where the group goes on, in the partitions named, or in all with nil."""
+    """Read the committed offsets of the group, in the named partitions, or in all with nil."""
 
     group: Group
     partitions: PartitionNamesOrNil = None
@@ -237,7 +247,7 @@ class ReadOffsetsReply(NamedTuple):
 
 
 class ListGroups(NamedTuple):
-    """All groups."""
+    """List all groups."""
 
 
 class ListGroupsReply(NamedTuple):
@@ -245,7 +255,7 @@ class ListGroupsReply(NamedTuple):
 
 
 class DescribeGroup(NamedTuple):
-    """One group: its members and what each has, generation, offsets with lag."""
+    """Describe one group: members and their partitions, generation, offsets with lag."""
 
     group: Group
 
@@ -255,7 +265,7 @@ class DescribeGroupReply(NamedTuple):
 
 
 class ResetGroup(NamedTuple):
-    """Puts a group that has no live member to other offsets."""
+    """Set the offsets of a group that has no live member."""
 
     group: Group
     offsets: GroupOffsets
@@ -266,7 +276,7 @@ class ResetGroupReply(NamedTuple):
 
 
 class DeleteGroup(NamedTuple):
-    """Forgets a group that has no live member, with all its offsets."""
+    """Delete a group that has no live member, with all its offsets."""
 
     group: Group
 
@@ -275,21 +285,22 @@ class DeleteGroupReply(NamedTuple):
     deleted: Yes
 
 
-# The requests and replies about schedules: messages that the broker sends by itself at the times of a cron
-# expression. Their codes stand with all others in `commands`.
+# Schedules: messages that the broker sends at the times of a cron expression.
 #
-# A schedule, in replies, is a map: name, id, cron, timezone, topic, partition, misfire, state (active, paused,
-# waiting), trouble (why it waits), next_ms (0: none), last_ms (0: nothing was sent yet), made_ms, size (of the
-# payload), tag, properties (how many). The answer about one that is asked for by name has payload (nil: a tombstone)
-# and attribute too.
+# In replies a schedule is a map: name, id, cron, timezone, topic, partition, misfire, state (active, paused, waiting),
+# trouble (why it waits), next_ms (0: none), last_ms (0: nothing sent yet), made_ms, size (of the payload), tag,
+# properties (their number). The reply about one that is requested by name also has payload (nil: a tombstone) and
+# attribute.
 
 ScheduleName = Topic
-"""Of a schedule: letters and lengths as topics have them."""
+"""Name of a schedule; the same rules as for topics."""
 
 
 class AddSchedule(NamedTuple):
-    """Makes a schedule: from now on the body is sent to the topic at each time of the cron expression, in the time
-    zone. Repeated in the same words it changes nothing. `attribute`: that of the records, without a time of birth.
+    """Add a schedule.
+
+    From now on the body is sent to the topic at each time of the cron expression, in the time zone. A repeat with the
+    same fields changes nothing. `attribute` is that of the records, without a born time.
     """
 
     name: ScheduleName
@@ -308,7 +319,7 @@ class AddScheduleReply(NamedTuple):
 
 
 class ListSchedules(NamedTuple):
-    """Schedules in the order of their names, from the one behind `after` on; with `name` only that one."""
+    """List schedules by name, starting after `after`; with `name` only that one."""
 
     name: Member = ""
     after: Member = ""
@@ -321,7 +332,10 @@ class ListSchedulesReply(NamedTuple):
 
 
 class PauseSchedule(NamedTuple):
-    """Sends nothing of it until it is resumed; times that pass meanwhile are not missed."""
+    """Pause a schedule until it is resumed.
+
+    Times in between do not count as missed.
+    """
 
     name: ScheduleName
 
@@ -331,7 +345,10 @@ class PauseScheduleReply(NamedTuple):
 
 
 class ResumeSchedule(NamedTuple):
-    """Goes on with the next time from now, also where the wall clock was set back behind what it sent last."""
+    """Resume a schedule with the next time from now.
+
+    This also works if the wall clock was set back before its last sent time.
+    """
 
     name: ScheduleName
 
@@ -341,7 +358,10 @@ class ResumeScheduleReply(NamedTuple):
 
 
 class RemoveSchedule(NamedTuple):
-    """Forgets it. With an `id` only if it is that one, so that a repeat cannot hit one made anew under the name."""
+    """Remove a schedule.
+
+    With `id` only if it has that id, so that a repeat cannot remove a newer one of the same name.
+    """
 
     name: ScheduleName
     id: Number = 0
@@ -351,11 +371,14 @@ class RemoveScheduleReply(NamedTuple):
     removed: Yes
 
 
-# The requests and replies about topics and their partitions; their codes stand with all others in `commands`.
+# Topics and partitions
 
 
 class Metadata(NamedTuple):
-    """Topics with their partitions. Unknown topics are left out, or made where `create` asks for it."""
+    """List topics with their partitions.
+
+    Unknown topics are left out, or created if `create` is set.
+    """
 
     topics: Annotated[list[str] | None, Optional(ListOf(Name(), limits.TOPICS.cap))] = None
     create: Yes = False
@@ -366,7 +389,7 @@ class MetadataReply(NamedTuple):
 
 
 class CreateTopic(NamedTuple):
-    """Makes a topic; nil partitions: the broker's default."""
+    """Create a topic; nil partitions: the broker's default."""
 
     topic: Topic
     partitions: Annotated[int | None, Optional(Whole(1, limits.PARTITIONS_PER_TOPIC.cap))]
@@ -379,7 +402,7 @@ class CreateTopicReply(NamedTuple):
 
 
 class GrowTopic(NamedTuple):
-    """Raises the number of partitions to `partitions`."""
+    """Increase the number of partitions to `partitions`."""
 
     topic: Topic
     partitions: Partitions
@@ -390,7 +413,7 @@ class GrowTopicReply(NamedTuple):
 
 
 class DeleteTopic(NamedTuple):
-    """Deletes the topic with all its messages; `incarnation` 0: whichever bears the name."""
+    """Delete the topic with all its messages; `incarnation` 0: whichever has the name."""
 
     topic: Topic
     incarnation: Incarnation = 0
@@ -401,7 +424,7 @@ class DeleteTopicReply(NamedTuple):
 
 
 class DescribeTopic(NamedTuple):
-    """Everything about one topic."""
+    """Describe one topic in full."""
 
     topic: Topic
 
@@ -411,7 +434,7 @@ class DescribeTopicReply(NamedTuple):
 
 
 class ResumePartition(NamedTuple):
-    """Lifts the stop of a partition whose disk failed."""
+    """Resume a partition that was stopped by a disk failure."""
 
     topic: Topic
     partition: Partition
@@ -422,7 +445,7 @@ class ResumePartitionReply(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """Lets go of what lies before an offset, as far as whole segments allow."""
+    """Delete messages before an offset, as far as whole segments allow."""
 
     topic: Topic
     incarnation: Incarnation
@@ -435,8 +458,9 @@ class TruncateReply(NamedTuple):
 
 
 class SetTopic(NamedTuple):
-    """Changes settings of the topic's own, those of `unset` back to what the server has; effective at once.
-    `incarnation` 0: whichever bears the name.
+    """Change settings of the topic; those in `unset` return to the server's values.
+
+    Effective at once. `incarnation` 0: whichever has the name.
     """
 
     topic: Topic
@@ -449,10 +473,9 @@ class SetTopicReply(NamedTuple):
     settings: Plain
 
 
-# The requests and replies of transactions and commit groups; their codes stand with all others in `commands`.
-#
-# A transaction is named by its xid and its epoch, the number that BEGIN_TRANSACTION gave it: an xid may come
-# again, an epoch never, so what belongs to an ended transaction can never touch a later one of the same xid.
+# Transactions and commit groups. A transaction is identified by its xid and its epoch, the number that
+# BEGIN_TRANSACTION assigned: an xid may be reused, an epoch never, so that nothing of an ended transaction can affect
+# a later one.
 
 STATES_IN_LIST = 16
 Page = Annotated[int, Whole(1, limits.TRANSACTIONS_PER_PAGE)]
@@ -460,8 +483,10 @@ Maps = Annotated[list[dict[str, Any]], ListOf(Map(), limits.TRANSACTIONS_PER_PAG
 
 
 class BeginTransaction(NamedTuple):
-    """Begins a transaction, number `number` of the stream `producer_id`; with xid "" it is a local one, which
-    ends with its connection and gets its name from the broker. Repeated, it has the first answer.
+    """Begin transaction `number` of the producer `producer_id`.
+
+    With xid "" it is a local one, which ends with its connection and gets its name from the broker. A repeat gets the
+    first reply.
     """
 
     producer_id: ProducerId
@@ -480,7 +505,10 @@ class BeginTransactionReply(NamedTuple):
 
 
 class PrepareTransaction(NamedTuple):
-    """The first phase: the transaction is on the disk with all it holds, and waits for its owner's word."""
+    """Prepare a transaction (first phase).
+
+    It is durable with all its content, and waits for its owner's decision.
+    """
 
     xid: Xid
     epoch: TransactionEpoch
@@ -515,7 +543,7 @@ class CommitTransactionReply(NamedTuple):
 
 
 class RollbackTransaction(NamedTuple):
-    """Drops a transaction with all it holds; `heuristic`: an operator does."""
+    """Roll back a transaction; `heuristic`: by an operator."""
 
     xid: Xid
     epoch: TransactionEpoch
@@ -527,7 +555,7 @@ class RollbackTransactionReply(NamedTuple):
 
 
 class ForgetTransaction(NamedTuple):
-    """Lets go of a heuristic outcome that everybody concerned knows of."""
+    """Discard a heuristic outcome that all participants know."""
 
     xid: Xid
     epoch: TransactionEpoch
@@ -538,8 +566,9 @@ class ForgetTransactionReply(NamedTuple):
 
 
 class ListTransactions(NamedTuple):
-    """Unfinished transactions by epoch, from the one behind `after` on; nil states: those that need somebody,
-    which are prepared, applying, or ended by an operator.
+    """List unfinished transactions by epoch, starting after `after`.
+
+    Nil states: those that need attention, which are prepared, applying, or ended by an operator.
     """
 
     states: Annotated[list[str] | None, Optional(ListOf(Text(32), STATES_IN_LIST))] = None
@@ -555,7 +584,7 @@ class ListTransactionsReply(NamedTuple):
 
 
 class DescribeTransaction(NamedTuple):
-    """One transaction, live or remembered; epoch 0: the latest of that xid."""
+    """Describe one transaction, live or remembered; epoch 0: the latest with that xid."""
 
     xid: Xid
     epoch: Number = 0
@@ -566,8 +595,9 @@ class DescribeTransactionReply(NamedTuple):
 
 
 class Transact(NamedTuple):
-    """A whole local transaction in one frame: begin, sends and commit, number `number` of the stream
-    `producer_id`. Repeated, it has the first answer.
+    """Run a whole local transaction in one frame: begin, sends and commit.
+
+    It is transaction `number` of the producer `producer_id`. A repeat gets the first reply.
     """
 
     producer_id: ProducerId
@@ -586,8 +616,9 @@ class TransactReply(NamedTuple):
 
 
 class AwaitChecks(NamedTuple):
-    """Waits up to `wait_ms` for prepared transactions of a producer group whose owner must be asked; CANCEL
-    ends the wait.
+    """Wait up to `wait_ms` for prepared transactions whose owner must be asked.
+
+    They are those of a producer group. CANCEL ends the wait.
     """
 
     group: Group
@@ -599,8 +630,9 @@ class AwaitChecksReply(NamedTuple):
 
 
 class CommitGroup(NamedTuple):
-    """Commits prepared transactions together, all or none, as `sequence` of the commit group; other members
-    of the group with a sequence up to it are dropped. Repeated, it has the first answer.
+    """Commit prepared transactions together, all or none, as `sequence` of the commit group.
+
+    Other members of the group with a sequence up to it are rolled back. A repeat gets the first reply.
     """
 
     group: Group
@@ -619,7 +651,10 @@ class CommitGroupReply(NamedTuple):
 
 
 class AbortCommitGroup(NamedTuple):
-    """Drops the members that one run made for one sequence, and takes nothing more of that run."""
+    """Roll back the members that one run prepared for one sequence.
+
+    No more of that run is accepted.
+    """
 
     group: Group
     sequence: Number
@@ -631,7 +666,7 @@ class AbortCommitGroupReply(NamedTuple):
 
 
 class ListCommitGroups(NamedTuple):
-    """Commit groups by name, from the one behind `after` on."""
+    """List commit groups by name, starting after `after`."""
 
     after: Member = ""
     limit: Page = int(limits.TRANSACTIONS_PER_PAGE)
@@ -643,7 +678,10 @@ class ListCommitGroupsReply(NamedTuple):
 
 
 class ForgetCommitGroup(NamedTuple):
-    """Forgets the sequence that a commit group has reached: an old one would be taken again."""
+    """Delete the last sequence of a commit group.
+
+    An old sequence would be accepted again.
+    """
 
     group: Group
 

@@ -1,8 +1,7 @@
-"""The kinds of fields that requests and replies have: what each takes from the wire, and how a page names it.
+"""Kinds of fields, which validate values from the wire, and shared field types.
 
-`kind.check(value, name)` gives the value as the code uses it, or raises `BadRequest` with a sentence that
-names the field. A request is a NamedTuple whose annotations carry the kind: `offset: Annotated[int, Whole(0,
-9)]`, so that types, defaults and checks have one source.
+A request is a NamedTuple whose annotations contain the kinds: `offset: Annotated[int, Integer(0, 9)]`. Types, defaults
+and validation so have one source.
 """
 
 from typing import Annotated, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar, get_type_hints
@@ -13,11 +12,14 @@ from tfmq.errors import BadRequest
 
 
 class Kind(Protocol):
-    """What a field takes."""
+    """Accepted values of a field.
+
+    `check(value, name)` returns the value as the code uses it, or raises BadRequest with the name of the field.
+    """
 
     @property
     def text(self) -> str:
-        """The kind in the words of docs/protocol.md."""
+        """The kind as docs/protocol.md names it."""
         ...
 
     def check(self, value: Any, name: str) -> Any: ...
@@ -29,7 +31,7 @@ def _refuse(name: str, wanted: str, value: Any) -> NoReturn:
 
 
 class Whole:
-    """A whole number from `low` to `high`, both included."""
+    """An integer from `low` to `high`, both included."""
 
     def __init__(self, low: int, high: int, text: str = "") -> None:
         self.low, self.high = low, high
@@ -42,7 +44,7 @@ class Whole:
 
 
 class Flag:
-    """True or false."""
+    """A boolean."""
 
     text = "bool"
 
@@ -53,7 +55,7 @@ class Flag:
 
 
 class Text:
-    """A text of at most `size` bytes in UTF-8; not "" where `empty` is false."""
+    """A string of at most `size` bytes in UTF-8; not "" if `empty` is False."""
 
     def __init__(self, size: int = limits.TEXT_BYTES, empty: bool = True) -> None:
         self.size, self.empty = size, empty
@@ -65,12 +67,15 @@ class Text:
         _refuse(name, f"a text of {'at most' if self.empty else '1 to'} {self.size:d} bytes", value)
 
     def _fits(self, value: str) -> bool:
-        """Whether it is short enough. A text off the wire is valid UTF-8; a lone surrogate never gets here."""
+        """Return whether the string is short enough.
+
+        Strings from the wire are valid UTF-8, without lone surrogates.
+        """
         return len(value) * 4 <= self.size or len(value.encode()) <= self.size
 
 
 class Octets:
-    """At most `size` bytes, in whole pieces of `piece` bytes; not b"" where these are more than one."""
+    """Bytes, at most `size`, a multiple of `piece`; if `piece` is above 1, not b""."""
 
     def __init__(self, size: int, piece: int = 1, text: str = "") -> None:
         self.size, self.piece = size, piece
@@ -86,7 +91,7 @@ class Octets:
 
 
 class Name:
-    """A name as `limits.valid_name` has it; "" too where `empty` says so."""
+    """A name that `limits.valid_name` accepts; also "" if `empty` is set."""
 
     def __init__(self, empty: bool = False) -> None:
         self.empty = empty
@@ -99,7 +104,7 @@ class Name:
 
 
 class Map:
-    """A map from text to plain values."""
+    """A map with string keys and plain values."""
 
     text = "map"
 
@@ -125,7 +130,7 @@ class Optional:
 
 
 class ListOf:
-    """A list of at most `count` of `kind`."""
+    """A list with at most `count` entries of `kind`."""
 
     def __init__(self, kind: Kind, count: int) -> None:
         self.kind, self.count = kind, count
@@ -143,8 +148,9 @@ Tuple = TypeVar("Tuple", bound=tuple[Any, ...])
 
 
 class Row(Generic[Tuple]):
-    """An array read into a NamedTuple: missing trailing fields take their defaults, further ones are
-    ignored.
+    """An array that becomes a NamedTuple.
+
+    Missing trailing fields get their defaults, additional ones are ignored.
     """
 
     def __init__(self, shape: type[Tuple]) -> None:
@@ -153,7 +159,7 @@ class Row(Generic[Tuple]):
         self.names: tuple[str, ...] = tuple(hints)
         self.kinds: tuple[Kind, ...] = tuple(hint.__metadata__[0] for hint in hints.values())
         self.defaults: dict[str, Any] = shape._field_defaults  # type: ignore[attr-defined]
-        # Most fields are whole numbers: those are compared in place, (1, 0) sends the others to their kind.
+        # Most fields are integers, which are compared in place; (1, 0) makes all others call `check`.
         self._columns = tuple(
             (kind.low, kind.high, kind.check, name) if type(kind) is Whole else (1, 0, kind.check, name)
             for kind, name in zip(self.kinds, self.names, strict=True)
@@ -169,7 +175,7 @@ class Row(Generic[Tuple]):
         return self.read(value, name)
 
     def read(self, values: list[Any], name: str, start: int = 0) -> Tuple:
-        """The NamedTuple made of `values[start:]`. Raises `BadRequest` for a wrong field."""
+        """Return the NamedTuple of `values[start:]`. Raises BadRequest for an invalid field."""
         fields = [
             value if type(value) is int and low <= value <= high else check(value, field)
             for value, (low, high, check, field) in zip(
@@ -187,11 +193,9 @@ class Row(Generic[Tuple]):
             fields.append(self.defaults[field])
 
 
-# The parts that several commands share: the types of single fields, and the rows that their lists hold.
-#
-# Each type is the Python type together with its kind, what the wire may bring there.
+# Field types and rows shared by several commands. Each type is a Python type with the kind that validates it.
 
-# What a send waits for, and what an answer says was reached.
+# Durability that a produce request waits for, and that its reply reports.
 ACKS_NONE, ACKS_WRITTEN, ACKS_SYNCED = 0, 1, 2
 EPOCH_UNKNOWN = ORDINAL_UNKNOWN = SEQUENCE_NONE = -1
 
@@ -218,13 +222,13 @@ Member = Annotated[str, Name(empty=True)]
 Words = Annotated[str, Text()]
 Plain = Annotated[dict[str, Any], Map()]
 Yes = Annotated[bool, Flag()]
-# The number of a transaction from the broker's one counter, never given twice; and the name that people and
-# other systems give it.
+# The number of a transaction from the broker's counter, never reused; and the name that users and other systems give
+# it.
 TransactionEpoch = Annotated[int, Whole(1, (1 << 63) - 1, "u63, not 0")]
 Xid = Annotated[str, Text(limits.XID_BYTES, empty=False)]
 
-# When messages are due, u64 each, as many as there are records. The top bit says that the rest is a delay in ms,
-# counted from the moment at which the broker takes it; else it is a moment, ms since 1970 by the wall clock.
+# Due times of messages, u64 each, one per record. With the top bit set the rest is a delay in ms from the time at which
+# the broker accepts it; otherwise it is an absolute time, ms since 1970 by the wall clock.
 DUE_RELATIVE = 1 << 63
 DUE_MAX = DUE_RELATIVE - 1
 DUE_BYTES = 8
@@ -233,7 +237,7 @@ DuesOrNil = Annotated[bytes | None, Optional(_DUES)]
 
 
 class Block(NamedTuple):
-    """One block of a batch: whole records, with the CRC-32 of all their bytes."""
+    """One block of a batch: whole records, with the CRC-32 of their bytes."""
 
     size: Annotated[int, Whole(1, (1 << 32) - 1, "u32, not 0")]
     count: Annotated[int, Whole(1, limits.BATCH_RECORDS, "u32, not 0")]  # type: ignore[assignment]
@@ -241,7 +245,10 @@ class Block(NamedTuple):
 
 
 class Position(NamedTuple):
-    """From record `first_record` of the batch on, records lie back to back starting at `offset`."""
+    """Offset of a part of a batch.
+
+    From record `first_record` on the records are stored contiguously, starting at `offset`.
+    """
 
     first_record: Size
     offset: Offset
@@ -265,8 +272,9 @@ class PartitionName(NamedTuple):
 
 
 class GroupOffset(NamedTuple):
-    """Where a group goes on: at `offset`, behind `index` messages of the record there (0 outside of
-    batches).
+    """Committed offset of a group.
+
+    `index` messages of the record at `offset` are done; 0 unless it contains a batch.
     """
 
     topic: Topic
@@ -288,7 +296,7 @@ class SavedOffset(NamedTuple):
 
 
 class GrantedPartition(NamedTuple):
-    """A partition that a member of a group has; `grant` is the generation under which it was given."""
+    """A partition assigned to a member; `grant` is the generation that assigned it."""
 
     topic: Topic
     incarnation: Incarnation
@@ -297,7 +305,7 @@ class GrantedPartition(NamedTuple):
 
 
 class HeldPartition(NamedTuple):
-    """A partition that a member still works on; `leaving` says that it knows that this is to end."""
+    """A partition that a member still holds; `leaving`: the member knows that it is revoked."""
 
     topic: Topic
     incarnation: Incarnation
@@ -319,8 +327,11 @@ class TransactionBatch(NamedTuple):
 
 
 class DelayedBatch(NamedTuple):
-    """A delayed batch as the broker took it: message n has the number `first_number` + n, and is due at number n of
-    `dues`. A message's handle is made of these.
+    """A delayed batch as stored.
+
+    Message n has the number `first_number` + n and is due at entry n of `dues`.
+
+    These fields make up the handles of its messages.
     """
 
     store_id: Identity
@@ -330,8 +341,11 @@ class DelayedBatch(NamedTuple):
 
 
 class TransactionDelayed(NamedTuple):
-    """The delayed batch with that index among all of a transaction, as the broker took it: as DelayedBatch, but one due
-    time alone is that of all its messages.
+    """A stored delayed batch of a transaction.
+
+    `batch` is its index among all batches of the transaction.
+
+    Other fields as in DelayedBatch, but a single due time applies to all messages.
     """
 
     batch: Size
@@ -342,7 +356,7 @@ class TransactionDelayed(NamedTuple):
 
 
 class TransactionOffsets(NamedTuple):
-    """Where a consumer group goes on once the transaction is committed."""
+    """Offsets that a consumer group commits with the transaction."""
 
     group: Group
     member: Member
@@ -351,7 +365,7 @@ class TransactionOffsets(NamedTuple):
 
 
 class CommitMember(NamedTuple):
-    """What a transaction is a member of: the commit group, its sequence there, and the run that made it."""
+    """Membership of a transaction: commit group, sequence in it, and the run that prepared it."""
 
     group: Group
     sequence: Number
@@ -386,7 +400,7 @@ SentOffsets = Annotated[
 
 
 class Subscription(NamedTuple):
-    """What a member of a group asked for when it joined."""
+    """What a group member subscribes to."""
 
     topics: Topics
     session_ms: SessionMs

@@ -1,10 +1,4 @@
-"""The memory that connections receive into: one arena for all of a turn, and right-sized buffers for tails.
-
-What a turn brings lies in the arena one read behind the other, and complete frames are handed on where they
-lie. Nothing of it is needed when the turn has ended (it was written, or copied as somebody's tail), so the
-next turn begins at the start again: a thousand connections cost one arena, and of that only the pages that a
-turn filled. Whoever needs a frame longer retains the arena's buffer; then the arena goes on behind it.
-"""
+"""Memory limits of connections: receive buffers, unsent replies, stalled clients."""
 
 from __future__ import annotations
 
@@ -18,23 +12,30 @@ from tfmq.limits import MIB
 from tfmq.server.reactor import Turn
 
 ARENA_BYTES = 8 << 20
-"""What is received between two rewinds: 32 full reads."""
+"""Memory for the reads of one turn: 32 full reads."""
 READ_BYTES = 256 << 10
-"""The most one read takes: as fast as 1 MiB (measured), and other connections get their turn."""
+"""Maximum of one read. As fast as 1 MiB (measured), and other connections are served sooner."""
 TAIL_BYTES_MIN = 4096
-"""The least a tail's buffer has, so that a frame dripping in does not move at every read."""
+"""Minimum size of a frame's buffer, so that a frame that arrives slowly is not copied at every read."""
 TAIL_GROWTH = 4
-"""A tail's buffer is at most this times what has really arrived, whatever its first word announces."""
+"""A frame's buffer is at most this factor larger than what has arrived, whatever its size word announces."""
 TAIL_BYTES_AT_ONCE = 1 << 20
-"""A frame up to this size gets its whole buffer at once while memory for receiving is plenty: a batch arrives
-in one or two reads then, and not in one for each growth.
+"""A frame up to this size gets its whole buffer immediately while receive memory is plentiful.
+
+A batch is then received in one or two reads, instead of one for each growth of the buffer.
 """
 RECEIVING_BYTES_PLENTY = 16 << 20
-"""Memory for frames that are not whole, of all connections: up to this it counts as plenty."""
+"""Memory for incomplete frames of all connections, up to which it counts as plentiful."""
 
 
 class ReceiveArena:
-    """The shared arena. `room` gives memory to read into, `used` says how much of it was filled."""
+    """Receive memory shared by all connections during a turn.
+
+    The reads of a turn are stored one after the other, and complete frames are passed on as views of the arena. When
+    the turn ends, all of it has been written or copied, so the next turn starts at the beginning again: a thousand
+    connections cost one arena, of which only the pages that a turn filled are in memory. A caller that needs a frame
+    longer retains `buffer`; the arena then continues after it, or in a new buffer.
+    """
 
     def __init__(self, pool: Pool, *, arena_bytes: int = ARENA_BYTES, read_bytes: int = READ_BYTES) -> None:
         self._pool = pool
@@ -45,22 +46,22 @@ class ReceiveArena:
         self._position = 0
 
     def room(self) -> memoryview:
-        """Memory for one read; what lies in it afterwards belongs to `buffer`."""
+        """Return memory for one read; its content belongs to `buffer`."""
         if self._position + self._read_bytes > self._arena_bytes:
             self._begin_anew()
         return self._view[self._position : self._position + self._read_bytes]
 
     def used(self, size_bytes: int) -> None:
-        """The first `size_bytes` of the last room hold something now."""
+        """Mark the first `size_bytes` of the last room as filled."""
         self._position += size_bytes
 
     def turn_ended(self) -> None:
-        """Go back to the start, unless somebody still holds what was received."""
+        """Start from the beginning again, unless the buffer is retained."""
         if self._position and self.buffer.holds == 1:
             self._position = 0
 
     def close(self) -> None:
-        """Give the arena back; nothing may be received any more."""
+        """Release the arena; nothing may be received any more."""
         self.buffer.release()
 
     def _begin_anew(self) -> None:
@@ -72,16 +73,15 @@ class ReceiveArena:
 
 
 class Tail:
-    """The part of one frame, first word included, that has arrived: `filled` bytes of `needed`.
+    """The received part of an incomplete frame, size word included: `filled` bytes of `needed`.
 
-    Its buffer grows with what really arrived, so an announced size costs nothing by itself, unless its owner
-    has memory enough to give it all `at_once`.
+    The buffer grows with what has arrived, so that an announced size costs no memory, unless it is allocated `at_once`.
     """
 
     __slots__ = ("_pool", "buffer", "filled", "needed")
 
     def __init__(self, pool: Pool, part: memoryview, needed: int, *, at_once: bool = False) -> None:
-        """`at_once`: the buffer has room for all that is announced."""
+        """Copy `part`. `at_once`: allocate the buffer for the whole frame."""
         self._pool = pool
         self.needed = needed
         self.filled = len(part)
@@ -90,20 +90,23 @@ class Tail:
 
     @property
     def complete(self) -> bool:
-        """The whole frame is there."""
+        """Whether the whole frame has arrived."""
         return self.filled == self.needed
 
     @property
     def last_room(self) -> bool:
-        """The room that there is holds the rest of the frame."""
+        """Whether the buffer has room for the rest of the frame."""
         return self.buffer.size == self.needed
 
     def room(self) -> memoryview:
-        """Where the next bytes belong; never empty before the frame is complete."""
+        """Return the memory for the next bytes; never empty before the frame is complete."""
         return self.buffer.view[self.filled :]
 
     def used(self, size_bytes: int) -> None:
-        """`size_bytes` of the room hold something now; a full buffer that is too small grows."""
+        """Mark `size_bytes` of the room as filled.
+
+        A full buffer that is too small is replaced by a larger one.
+        """
         self.filled += size_bytes
         if self.filled == self.buffer.size < self.needed:
             larger = self._pool.allocate(tail_size(self.filled, self.needed))
@@ -112,47 +115,41 @@ class Tail:
             self.buffer = larger
 
     def release(self) -> None:
-        """Give its memory back."""
+        """Release the memory."""
         self.buffer.release()
 
 
 def affords(receiving_bytes: int, needed: int) -> bool:
-    """Whether a frame of `needed` bytes may have its buffer at once where others take `receiving_bytes`."""
+    """Return whether a frame may have its whole buffer of `needed` bytes immediately.
+
+    `receiving_bytes` are in use by other frames.
+    """
     return needed <= TAIL_BYTES_AT_ONCE and receiving_bytes + needed <= RECEIVING_BYTES_PLENTY
 
 
 def tail_size(arrived: int, needed: int) -> int:
-    """Bytes of the buffer for a frame of `needed` bytes of which `arrived` are there."""
+    """Return the buffer size for a frame of `needed` bytes of which `arrived` have arrived."""
     return min(needed, max(TAIL_BYTES_MIN, TAIL_GROWTH * arrived))
 
-
-# What all connections share: memory to receive into, the end of the turn, what is not sent yet, who stands
-# still.
-#
-# A peer that does not read is cut off, by three rules: too much unsent for it, no progress for too long, or too
-# much unsent for all, and then the connection with the most goes. A peer that stops in the middle of a frame is
-# cut off as well, so that half frames do not add up.
 
 logger = logging.getLogger("tfmq.server")
 
 UNSENT_BYTES_ALL = 256 * MIB
-"""Replies waiting in memory for all peers together: four that have reached their own limit."""
+"""Limit of unsent replies of all connections: four that have reached their own limit."""
 HALF_FRAME_SECONDS = 60.0
-"""A frame that has begun must go on within this: longer than any hiccup of a network that TCP survives
-well.
-"""
+"""Timeout for the next bytes of an incomplete frame; longer than any network interruption that TCP survives well."""
 RECEIVING_BYTES_ALL = 256 * MIB
-"""Memory for frames that are not whole: above it one connection after the other goes on, the rest waits."""
+"""Memory for incomplete frames. Above it only one connection at a time continues with its frame."""
 CROWDED_TIMES = 4
-"""With so many times that, which only the beginnings of frames can bring about, each read takes little."""
+"""Above this multiple, which only the first bytes of many frames can reach, each read is limited to little."""
 MEMORY = "memory"
-"""The reason of that pause."""
+"""Pause reason of connections that wait for receive memory."""
 LOOK_SECONDS = 1.0
-"""How often those who stand still are looked for, while there are any."""
+"""Interval of the check for connections without progress, while there are any that wait."""
 
 
 class Standing(Protocol):
-    """What this module knows of a connection."""
+    """The part of a connection that `ConnectionLimits` uses."""
 
     unsent_bytes: int
 
@@ -161,14 +158,22 @@ class Standing(Protocol):
     def pause(self, reason: str) -> None: ...
     def resume(self, reason: str) -> None: ...
     def stands_since(self) -> float | None:
-        """Since when it waits for its peer to read, or to go on with a frame; None if it does not."""
+        """Return since when it waits for its client to read, or to continue a frame.
+
+        Return None if it does not.
+        """
         ...
 
     def waits_for_reader(self) -> bool: ...
 
 
 class Traffic:
-    """Shared by the connections of one server; used in the reactor's thread only."""
+    """Shared limits of all connections of one server; used in the reactor's thread only.
+
+    A connection whose client does not read is closed by three rules: too much unsent for it, no progress for too
+    long, or too much unsent for all, in which case the one with the most is closed. A client that stops within a
+    frame is disconnected too, so that incomplete frames do not accumulate.
+    """
 
     def __init__(
         self,
@@ -184,7 +189,7 @@ class Traffic:
         self.arena = ReceiveArena(pool)
         self.unsent_bytes = 0
         self.put_off = 0
-        """Connections with requests that wait for the next turn: what they take of it is shared among them."""
+        """Connections with requests deferred to the next turn; they share the time of a turn."""
         self.set_limits(limits)
         self._call_later = call_later
         self.receiving_bytes = 0
@@ -195,20 +200,18 @@ class Traffic:
         turn.at_end(self.turn_ended)
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
-        """What a peer that does not read may leave unsent from now on."""
+        """Replace the limits on unsent replies."""
         self.unsent_bytes_max = limits["unsent_bytes"]
         self._unsent_seconds = limits["unsent_seconds"]
 
     def flush_later(self, connection: Standing) -> None:
-        """The connection has something to send at the end of this turn; this module's hook comes behind those
-        that make replies.
-        """
+        """Flush the connection at the end of this turn, after the hooks that create replies."""
         self._dirty.append(connection)
         if not self.turn.ending:
             self.turn.want()
 
     def turn_ended(self) -> None:
-        """Send what the turn has brought, and use the arena from its start again."""
+        """Send the replies of this turn, and reuse the arena from its start."""
         while self._dirty:
             dirty, self._dirty = self._dirty, []
             for connection in dirty:
@@ -216,16 +219,18 @@ class Traffic:
         self.arena.turn_ended()
 
     def watch(self, connection: Standing) -> None:
-        """The connection waits for its peer; look after it until it does not."""
+        """Monitor a connection that waits for its client, until it does not wait any more."""
         self._standing.add(connection)
         if not self._looking:
             self._looking = True
             self._call_later(LOOK_SECONDS, self._look)
 
     def admit(self, connection: Standing) -> bool:
-        """Whether the connection may receive more of its frame now; if not, it is paused until it may.
+        """Return whether the connection may receive more of its frame now.
 
-        Whoever is first in line always may, so that some frame becomes whole whatever the others do.
+        If not, it is paused until it may.
+
+        The first waiting connection always may, so that at least one frame completes, whatever the others do.
         """
         if self.receiving_bytes <= RECEIVING_BYTES_ALL and not self._in_line:
             return True
@@ -236,7 +241,7 @@ class Traffic:
         return False
 
     def received(self, connection: Standing, size_bytes: int) -> None:
-        """A frame that was not whole is whole, or given up: its buffer of `size_bytes` is not needed."""
+        """Release the buffer of `size_bytes` of a frame that is complete or discarded."""
         self.receiving_bytes -= size_bytes
         self._in_line.pop(connection, None)
         waiting = list(self._in_line)
@@ -248,11 +253,11 @@ class Traffic:
             each.resume(MEMORY)
 
     def forget(self, connection: Standing) -> None:
-        """The connection is gone."""
+        """Stop monitoring a closed connection."""
         self._standing.discard(connection)
 
     def close(self) -> None:
-        """Give the memory back; every connection is gone."""
+        """Release the memory, after all connections are closed."""
         self.arena.close()
 
     def _look(self) -> None:
@@ -276,11 +281,14 @@ class Traffic:
 
     @property
     def crowded(self) -> bool:
-        """Frames that are not whole fill the memory for them: the next ones begin with little."""
+        """Whether incomplete frames fill the receive memory, so that reads must be small."""
         return self.receiving_bytes > CROWDED_TIMES * RECEIVING_BYTES_ALL
 
     def relieve(self) -> None:
-        """Whoever has most unsent is cut off, if all together have too much; at every send."""
+        """Close the connection with the most unsent bytes if the total is above its limit.
+
+        Called at every send.
+        """
         if self.unsent_bytes <= UNSENT_BYTES_ALL:
             return
         worst = max(self._dirty + list(self._standing), key=lambda connection: connection.unsent_bytes)

@@ -1,4 +1,4 @@
-"""The address to listen at: bound, or what to say when it cannot be had; and how many may connect."""
+"""Binding the listening address, and the number of connections it may have."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tfmq.protocol import commands, frames
 from tfmq.server.transport import address_text
 
 DESCRIPTORS_KEPT = 256
-"""File descriptors that connections leave alone: logs' files beyond those open at start, folders, threads."""
+"""File descriptors not used for connections: logs opened after the start, folders, threads."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address (an empty host: all), not listening yet.
+    """Return a socket bound to the address (an empty host: all addresses), not listening yet.
 
-    Raises a TfmqError that says what is in the way.
+    Raises TfmqError with the reason.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -36,7 +36,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def listen_failed(error: OSError, host: str, port: int) -> TfmqError:
-    """What to say when a bound socket cannot listen: somebody else was quicker."""
+    """Return the error for a bound socket that cannot listen: another process was faster."""
     return _refusal(error, host, port)
 
 
@@ -55,8 +55,9 @@ def _refusal(error: OSError, host: str, port: int) -> TfmqError:
 
 
 def connections_max(wanted: int, open_files: int) -> int:
-    """How many connections the limit of open files leaves room for; the soft limit is raised as far as
-    needed.
+    """Return how many connections the limit of open files allows.
+
+    The soft limit is raised as needed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + open_files + DESCRIPTORS_KEPT
@@ -68,18 +69,19 @@ def connections_max(wanted: int, open_files: int) -> int:
     return max(1, min(wanted, soft - open_files - DESCRIPTORS_KEPT))
 
 
-# Who answers on a port that is taken: another tfmq, an HTTP server, Redis, something else; said in words.
-#
-# It listens first (some greet), then says HELLO, then sends an empty line, which makes text protocols complain
-# in their own manner. Every step is bounded; nothing is changed at the other end.
-
 PATIENCE_SECONDS = 0.4
-"""How long each step waits: a neighbour on the same machine answers at once or never."""
+"""Timeout of each step. A program on the same machine responds immediately or never."""
 LOOK_BYTES = 4096
 
 
 def who_answers(host: str, port: int) -> str:
-    """One clause about what listens there: "another tfmq server (tfmq 0.1.0) answers there"."""
+    """Return a clause on the program that uses a port.
+
+    Example: "another tfmq server (tfmq 0.1.0) answers there".
+
+    First listen for a greeting, then send HELLO, then an empty line, to which text protocols respond with an error.
+    Each step has a timeout, and none changes anything in the other program.
+    """
     try:
         with socket.create_connection((host, port), timeout=PATIENCE_SECONDS) as connection:
             return _ask(connection)
@@ -103,7 +105,7 @@ def _ask(connection: socket.socket) -> str:
 
 
 def _listen(connection: socket.socket) -> bytes | None:
-    """What comes within the time; None if nothing does."""
+    """Return what is received within the timeout; None if nothing is."""
     try:
         return connection.recv(LOOK_BYTES)
     except TimeoutError:
@@ -111,7 +113,7 @@ def _listen(connection: socket.socket) -> bytes | None:
 
 
 def name_of(answer: bytes) -> str:
-    """What kind of program gave this answer, b"" for one that hung up."""
+    """Return a clause on the program that sent this response; b"" if it closed the connection."""
     speaker = frames.speaker(answer)
     if speaker is not None:
         return f"{speaker} answers there"

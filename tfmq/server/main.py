@@ -32,7 +32,10 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: time (UTC, ISO 8601), level, logger, message, and the traceback as `error`."""
+    """One JSON object per line.
+
+    Its fields are time (UTC, ISO 8601), level, logger, message, and the traceback as `error`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -47,7 +50,7 @@ class JsonLines(logging.Formatter):
 
 
 class PlainLines(logging.Formatter):
-    """Lines for people: the time is local, with its offset from UTC as everywhere."""
+    """Plain text lines, with local time and its offset from UTC."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         time = datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "milliseconds")
@@ -55,7 +58,7 @@ class PlainLines(logging.Formatter):
 
 
 def set_up(level: str, as_json: bool, stream: TextIO = sys.stderr) -> None:
-    """Log from `level` on to `stream`; Twisted's own words from warnings on."""
+    """Log to `stream` from `level` on; Twisted's own messages from warnings on."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines() if as_json else PlainLines(PLAIN))
     root = logging.getLogger()
@@ -65,25 +68,26 @@ def set_up(level: str, as_json: bool, stream: TextIO = sys.stderr) -> None:
 
 
 def take_twisted() -> None:
-    """Let Twisted log through the standard loggers; once a process."""
+    """Redirect Twisted's log to the standard loggers; once per process."""
     from twisted.logger import STDLibLogObserver, globalLogBeginner
 
     globalLogBeginner.beginLoggingTo([STDLibLogObserver("twisted")], redirectStandardIO=False)
 
 
-# Telling the outside that the server accepts commands, or is about to stop: a line, and systemd's way.
+# Readiness notifications
 
 
 def say_ready(out: TextIO, address: str) -> None:
-    """The one line on standard output that scripts wait for."""
+    """Print the line on standard output that scripts wait for."""
     print(f"ready {address}", file=out, flush=True)
 
 
 def notify_systemd(state: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Send `state` ("READY=1", "STOPPING=1") where systemd asks for it; whether it was sent.
+    """Send `state` ("READY=1", "STOPPING=1") to systemd, if it started this process.
 
-    The protocol of sd_notify(3): a datagram to the socket that NOTIFY_SOCKET names; "@" means an abstract
-    one.
+    Return whether it was sent.
+
+    Protocol of sd_notify(3): a datagram to the socket in NOTIFY_SOCKET; a leading "@" denotes an abstract socket.
     """
     path = environment.get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
@@ -96,21 +100,21 @@ def notify_systemd(state: str, environment: Mapping[str, str] = os.environ) -> b
     return True
 
 
-# Why a server cannot start, in one sentence that says what to do, and with which exit code.
+# Start failures: a sentence that says what to do, and the exit code
 
 NOT_DONE = 1
 WRONG_USAGE = 2
 TRANSACTIONS = "transactions"
-"""The folder of their journal in the data folder."""
+"""Name of the transaction journal's folder in the data folder."""
 
 
 def exit_code(error: BaseException) -> int:
-    """2 for a wrong configuration, else 1."""
+    """Return 2 for a wrong configuration, else 1."""
     return WRONG_USAGE if isinstance(error, ConfigError) else NOT_DONE
 
 
 def startup_sentence(error: BaseException, data: str) -> str | None:
-    """What to tell whoever starts the server; None for an error that only a traceback explains."""
+    """Return the message for a start failure; None for an error that needs a traceback."""
     if isinstance(error, TfmqError):
         return error.sentence
     if isinstance(error, JournalError):
@@ -138,15 +142,15 @@ def _of_journal(error: JournalError, data: str) -> str:
         folder = os.path.dirname(error.path)
         return (
             f"The journal of transactions is damaged: {error}. Nothing was changed. `tfmq log verify {folder}` says"
-            f" what is left of it, `tfmq log repair {data}` mends it and says what is lost; or restore the whole data"
-            " folder from a backup (docs/operations.md)."
+            f" what is left of it, `tfmq log repair {data}` repairs it and reports what is lost; or restore the whole"
+            " data folder from a backup (docs/operations.md)."
         )
     if isinstance(error, Corrupt) and "start again" in error.reason:
         return f"The data folder {data} is not whole: {error}. See docs/operations.md."
     if isinstance(error, Corrupt):
         return (
-            f"The data folder {data} is damaged: {error}. `tfmq log repair {data}` mends it and says what is lost and"
-            " what cannot be known; or restore the whole data folder from a backup (docs/operations.md)."
+            f"The data folder {data} is damaged: {error}. `tfmq log repair {data}` repairs it and reports what is lost"
+            " and what cannot be known; or restore the whole data folder from a backup (docs/operations.md)."
         )
     return f"The server cannot start on {data}: {error}."
 

@@ -1,9 +1,4 @@
-"""The reactor that tells when a turn ends: everything that one poll brought has been handed on.
-
-Work that arrives together is done together: requests of one turn become one append, replies of one turn one
-write for each connection. `Turn` runs its hooks then, if anybody asked for it. On `TurnReactor` that costs
-nothing; on another reactor a call at once stands in for it.
-"""
+"""The reactor with hooks at the end of a turn, worker threads, asynchronous fsyncs."""
 
 from __future__ import annotations
 
@@ -22,11 +17,16 @@ from twisted.python import log
 from journal.linux_aio import Begin, ForceQueue
 
 ROUNDS_MAX = 16
-"""How often hooks may ask each other for another round in one turn: a loop between them is a mistake."""
+"""Rounds in which hooks may request another round in the same turn; more would be an endless loop."""
 
 
 class Turn:
-    """The hooks that run, in their order, at the end of a turn in which `want` was called."""
+    """Hooks that run in order at the end of each turn in which `request_end` was called.
+
+    A turn handles everything that one poll of the reactor received. Requests of one turn become one append, and
+    replies of one turn become one write per connection. On a reactor other than `TurnReactor` an immediate call
+    replaces the end of the turn.
+    """
 
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
@@ -34,23 +34,26 @@ class Turn:
         self._own = isinstance(reactor, TurnReactor)
         self._wanted = False
         self.ending = False
-        """The hooks are running: whoever comes before another hook need not want what that one does anyway."""
+        """The hooks are running: a later hook in the order need not be requested with `request_end`."""
         if self._own:
             reactor.turn = self
 
     def at_end(self, hook: Callable[[], None]) -> None:
-        """Run `hook` at the end of each turn in which somebody wants it, after the hooks before it."""
+        """Add a hook, which runs after the earlier hooks at each end of a turn that was requested."""
         self._hooks.append(hook)
 
     def want(self) -> None:
-        """This turn's end has something to do."""
+        """Request that the hooks run at the end of this turn."""
         if not self._wanted:
             self._wanted = True
             if not self._own:
                 self._reactor.callLater(0, self.run)
 
     def run(self) -> bool:
-        """End the turn; whether there was anything to do. What a hook asks for runs before this returns."""
+        """End the turn.
+
+        Return whether the hooks were requested. What they request in turn runs before this returns.
+        """
         if not self._wanted:
             return False
         self.ending = True
@@ -68,16 +71,16 @@ class Turn:
 
 
 class TurnReactor(EPollReactor):  # type: ignore[misc]
-    """epoll with a turn's end, on the monotonic clock (Twisted's default is the wall clock, which jumps).
+    """An epoll reactor with an end of turn, on the monotonic clock.
 
-    A turn's end runs before the poll for what timers did, and behind it for what the poll brought.
+    The hooks run before the poll for what timers did, and after the poll for what it received.
     """
 
     turn: Turn | None = None
     seconds = staticmethod(time.monotonic)
 
     def doPoll(self, timeout: float | None) -> None:
-        """One poll. As in the base class, but without its logging context (3 us an event)."""
+        """Poll once. Like the base class, but without its logging context (3 us per event)."""
         turn = self.turn
         if turn is not None and turn.run():
             timeout = min(timeout or 0, self.timeout() or 0) if timeout is not None else self.timeout()
@@ -94,7 +97,10 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
 
 
 def installed() -> Any:
-    """The process's reactor: a `TurnReactor` where there is epoll and none was chosen before."""
+    """Return the process's reactor, a `TurnReactor` if possible.
+
+    It needs epoll, and no reactor may be installed already.
+    """
     import sys
 
     if "twisted.internet.reactor" not in sys.modules:
@@ -106,19 +112,23 @@ def installed() -> Any:
     return reactor
 
 
-# Forces of single files in the reactor: the kernel does them, an eventfd tells their end.
-
 LOOK_SECONDS = 0.25
-"""How often ends of forces are looked for that no eventfd told: an answer may be late, it never fails to come."""
+"""Interval of the check for completed fsyncs that no eventfd reported; a reply may be late, but never missing."""
 
 logger = logging.getLogger("tfmq.server")
 
 
 class Forces:
-    """`begin` is for the engine; None where the system cannot, then the engine's workers force."""
+    """Asynchronous fsyncs of single files; an eventfd reports completion to the reactor.
+
+    `begin` is for the broker. It is None if the system has no support; then the broker uses workers.
+    """
 
     def __init__(self, reactor: Any, delivered: Callable[[], None], queue: ForceQueue | None = None) -> None:
-        """`delivered()` is called behind the callbacks of whatever ended together. `queue`: instead of the system's."""
+        """`delivered()` is called after the callbacks of fsyncs that completed together.
+
+        `queue` replaces the system's.
+        """
         self._reactor = reactor
         self._delivered = delivered
         self._queue = queue or ForceQueue.open()
@@ -130,7 +140,7 @@ class Forces:
             self._later = reactor.callLater(LOOK_SECONDS, self._look)
 
     def stop(self) -> None:
-        """Give it back; nothing may be under way."""
+        """Release the queue; no fsync may be in progress."""
         if self._queue is not None:
             self._later.cancel()
             self._reactor.removeReader(self._wakeup)
@@ -146,25 +156,25 @@ class Forces:
             try:
                 flight.landed(flight.error)
             except Exception:
-                logger.exception("what follows a force failed")
+                logger.exception("a callback after an fsync failed")
         self._delivered()
 
 
-# Worker threads for what may block, a force above all, and the way back into the reactor.
-#
-# `run(work, done)`: `work()` in a thread, then `done(result, error)` in the reactor's thread. The way back is
-# an eventfd that the reactor watches: one write wakes it for all that finished meanwhile (a tenth faster than
-# `callFromThread`, measured).
-
 THREADS_MAX = 8
-"""One for the force that is always under way, the others for cold reads, rolls and snapshots beside it."""
+"""One for the fsync that is always in progress; the others for cold reads, segment rolls and snapshots."""
 
 Work: TypeAlias = Callable[[], Any]
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
 
 
 class Wakeup:
-    """An eventfd for the reactor to watch, its own unless it is given one; `wake` may be called from any thread."""
+    """An eventfd watched by the reactor, created unless one is given.
+
+    `wake` may be called in any thread.
+
+    One write wakes the reactor for all jobs that completed meanwhile; a tenth faster than `callFromThread`
+    (measured).
+    """
 
     def __init__(self, woken: Callable[[], None], descriptor: int | None = None) -> None:
         self._woken = woken
@@ -173,15 +183,15 @@ class Wakeup:
         self._descriptor = descriptor
 
     def wake(self) -> None:
-        """The reactor calls `woken` soon."""
+        """Let the reactor call `woken` soon."""
         os.eventfd_write(self._descriptor, 1)
 
     def close(self) -> None:
-        """Take it from the reactor first."""
+        """Close the descriptor. Remove it from the reactor first."""
         os.close(self._descriptor)
         self._descriptor = -1
 
-    # What a reactor asks of a reader.
+    # Interface of a reactor's reader
 
     def fileno(self) -> int:
         return self._descriptor
@@ -191,19 +201,22 @@ class Wakeup:
         self._woken()
 
     def connectionLost(self, reason: object) -> None:
-        """Only when the reactor ends."""
+        """Do nothing; called only when the reactor ends."""
 
     def logPrefix(self) -> str:
         return "workers"
 
 
 class Workers:
-    """Threads that start when they are needed, at most `threads_max`, and end with `stop`."""
+    """Worker threads for blocking jobs.
+
+    They are started on demand, up to `threads_max`, and end with `stop`.
+    """
 
     def __init__(
         self, reactor: Any, threads_max: int = THREADS_MAX, delivered: Callable[[], None] | None = None
     ) -> None:
-        """`delivered()` is called behind the callbacks of whatever finished together."""
+        """`delivered()` is called after the callbacks of jobs that completed together."""
         self._reactor = reactor
         self._delivered = delivered
         self._threads_max = threads_max
@@ -216,9 +229,7 @@ class Workers:
         reactor.addReader(self._wakeup)
 
     def run(self, work: Work, done: Done) -> None:
-        """`work()` in a thread, then `done(result, error)` in this one; `done` gets whatever `work`
-        raised.
-        """
+        """Run `work()` in a thread, then `done(result, error)` in the reactor's thread."""
         self._under_way += 1
         if self._under_way > len(self._threads) < self._threads_max:
             self._start()
@@ -229,19 +240,19 @@ class Workers:
             self._do(*self._waiting.get_nowait())  # type: ignore[misc]
 
     def deliver(self) -> None:
-        """Calls back for everything that has finished."""
+        """Call back for all completed jobs."""
         while self._finished:
             done, result, error = self._finished.popleft()
             self._under_way -= 1
             try:
                 done(result, error)
             except Exception:
-                logger.exception("what follows a worker's work failed")
+                logger.exception("a callback after a worker's job failed")
         if self._delivered is not None:
             self._delivered()
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
-        """End the threads once their queue is empty, and deliver what they finished."""
+        """End the threads once their queue is empty, and call back for what they completed."""
         self._reactor.removeReader(self._wakeup)
         for _ in self._threads:
             self._waiting.put(None)

@@ -1,4 +1,4 @@
-"""One delayed call of the reactor that follows the engine's next due time."""
+"""The server: listener, broker, connections, and the periodic jobs around them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from tfmq.server.transport import Listener, address_text
 
 
 class Alarm:
-    """Calls `ring()` at the time that was set last, or before: ringing early is harmless, moving an alarm at
-    every turn is not. Whoever is rung sets the next time.
+    """A timer that calls `ring()` at the time that was set last, or earlier.
+
+    Ringing early is harmless, while moving the timer in every turn is expensive. `ring` sets the next time.
     """
 
     def __init__(self, reactor: Any, clock: Clock, ring: Callable[[], None]) -> None:
@@ -41,7 +42,7 @@ class Alarm:
         self._due = 0.0
 
     def set(self, due: float | None) -> None:
-        """Ring at `due` (monotonic seconds) at the latest; with None there is nothing to ring for now."""
+        """Ring at `due` (monotonic seconds) at the latest. None keeps the timer as it is."""
         if due is None or (self._call is not None and self._due <= due):
             return
         if self._call is not None:
@@ -54,11 +55,11 @@ class Alarm:
         self._ring()
 
 
-# When nobody is connected for long, a server that was started for its clients ends.
-
-
 class Idleness:
-    """Calls `end` once when there was no session for `seconds`, from `start` on; 0 seconds: never."""
+    """Calls `end` once when no session was open for `seconds`; 0 seconds: never.
+
+    It lets unused servers exit.
+    """
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Idleness:
         self.look()
 
     def look(self) -> None:
-        """A session came or went."""
+        """Check again, after a session was opened or closed."""
         idle = self._running and self._seconds > 0 and not self._sessions()
         if idle and self._call is None:
             self._call = self._call_later(self._seconds, self._over)
@@ -97,20 +98,22 @@ class Idleness:
         self._end()
 
 
-# Looks after prepared transactions that nobody finishes, and says so in the log: a forgotten one keeps its
-# messages on the disk and its offsets locked for as long as nobody decides.
-
 logger = logging.getLogger("tfmq.server")
 
 IN_DOUBT_CHECK_SECONDS = 60.0
-"""How often it looks; more often where the operator wants to know sooner than that."""
+"""Interval of the check, unless the alarm setting is shorter."""
 IN_DOUBT_CHECK_SECONDS_MIN = 0.05
 REMIND_SECONDS = 3600.0
-"""As long as the alarm lasts it is told again, so that it stands in the log of every hour."""
+"""Interval of log reminders while the alarm lasts, so that the log of every hour contains it."""
 
 
 class InDoubt:
-    """`status()` is what STATUS says under "transactions"; `call_later` as a reactor has it. One thread."""
+    """Monitor of prepared transactions that are not ended for a long time.
+
+    It logs them, because they retain disk space and lock offsets.
+
+    `status()` returns the "transactions" part of STATUS. Used in one thread.
+    """
 
     def __init__(
         self,
@@ -122,11 +125,14 @@ class InDoubt:
         self._status = status
         self._alarm_seconds = alarm_seconds
         self._pause_seconds = max(IN_DOUBT_CHECK_SECONDS_MIN, min(IN_DOUBT_CHECK_SECONDS, alarm_seconds / 2))
-        self._silent_seconds: float | None = None  # since the alarm was told last; None: there is none
+        self._silent_seconds: float | None = None  # since the last alarm in the log; None without an alarm
         self._call: Any = None
 
     def start(self) -> None:
-        """Look soon and from now on: what was prepared before the start may be old already."""
+        """Check soon and then periodically.
+
+        Transactions prepared before the start may be old already.
+        """
         self._call = self._call_later(0, self._look)
 
     def _look(self) -> None:
@@ -136,7 +142,7 @@ class InDoubt:
             self._call = self._call_later(self._pause_seconds, self._look)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._call is not None and self._call.active():
             self._call.cancel()
 
@@ -159,26 +165,24 @@ class InDoubt:
             self._silent_seconds += self._pause_seconds
 
 
-# How the C library keeps memory that was freed: long enough that the next request finds it warm.
-#
-# Left alone, glibc hands every larger buffer back to the system at once and takes it again for the next reply,
-# page by page: half of the processor time of a fetch (measured: 190 against 80 ns a record of 100 bytes, 1,400
-# against 500 ns for 1 KB). So larger buffers stay with the process while it works, and `give_back` returns what
-# is left over when it is quiet. Elsewhere than on glibc both do nothing.
+# Memory of the C library
 
 TRIM_THRESHOLD: Final = -1
 MAP_THRESHOLD: Final = -3
-"""Numbers of two parameters of glibc's mallopt, from its malloc.h."""
+"""Parameter numbers for glibc's mallopt, from its malloc.h."""
 KEPT_BYTES: Final = 32 << 20
-"""Free memory at the heap's end that is kept: a turn's reads and replies, well inside the memory of a server
-under load.
-"""
+"""Free memory that is kept at the end of the heap: the reads and replies of a turn."""
 MAPPED_BYTES: Final = 16 << 20
-"""Only a buffer as large as the largest frame gets a mapping of its own, which goes back when it is freed."""
+"""Only a buffer as large as the largest frame gets a mapping of its own, which is returned when freed."""
 
 
 def keep_freed() -> bool:
-    """Keep up to KEPT_BYTES of freed memory; whether the C library does."""
+    """Let glibc keep up to KEPT_BYTES of freed memory. Return False on other C libraries.
+
+    By default glibc returns every larger buffer to the system immediately and gets it again, page by page, for the
+    next reply: half of the CPU time of a fetch (measured: 190 instead of 80 ns per record of 100 bytes, 1,400 instead
+    of 500 ns for 1 KB). `return_free_memory` returns the memory when the server is idle.
+    """
     mallopt = _function("mallopt", ctypes.c_int, ctypes.c_int)
     if mallopt is None:
         return False
@@ -186,13 +190,13 @@ def keep_freed() -> bool:
 
 
 def give_back() -> bool:
-    """Return to the system what is free; whether there was anything."""
+    """Return free memory to the system. Return whether there was any."""
     trim = _function("malloc_trim", ctypes.c_size_t)
     return trim is not None and bool(trim(0))
 
 
 def _function(name: str, *arguments: Any) -> Any:
-    """A function of the C library; None where it has none of that name."""
+    """Return a function of the C library; None if it does not have it."""
     function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
         function.argtypes = list(arguments)
@@ -200,25 +204,28 @@ def _function(name: str, *arguments: Any) -> Any:
     return function
 
 
-# Keeps what ZooKeeper says about this server, its address and its topics, at what is so.
-
 REGISTRATION_CHECK_SECONDS: Final = 1.0
-"""How soon a topic that was made, grown or deleted is there; a look is one pass over the names of topics."""
+"""Interval of the check for created, grown and deleted topics; one check is a pass over their names."""
 END_SECONDS: Final = 5.0
-"""Somewhat more than the registration itself takes at most."""
+"""A little more than the registration itself needs at most."""
 EVERYWHERE: Final = ("", "0.0.0.0", "::")
-"""Hosts to listen on that are no place to connect to."""
+"""Listening hosts that are no address to connect to."""
 
 
 class Registration(Protocol):
-    """See `tfmq.zookeeper.registration`, which is loaded only where it is wanted."""
+    """Interface of `tfmq.zookeeper.registration`, which is only imported if it is configured."""
 
     def wants(self, topics: Mapping[str, int]) -> None: ...
     def close(self) -> None: ...
 
 
 class Registering:
-    """`topics()`: the partitions of each topic now · `call_later` as a reactor has it. One thread."""
+    """Keeps the registration of the server's address and topics in ZooKeeper up to date.
+
+    Used in one thread.
+
+    `topics()` returns the current number of partitions of each topic.
+    """
 
     def __init__(
         self,
@@ -231,25 +238,31 @@ class Registering:
         self._closing: threading.Thread | None = None
 
     def start(self) -> None:
-        """Register what there is, and look from now on."""
+        """Register the current topics, and repeat periodically."""
         self._registration.wants(dict(self._topics()))
         self._call = self._call_later(REGISTRATION_CHECK_SECONDS, self.start)
 
     def stop(self) -> None:
-        """Begin to take it back, beside what else there is to end."""
+        """Start to unregister, in a thread."""
         if self._call is not None and self._call.active():
             self._call.cancel()
         self._closing = threading.Thread(target=self._registration.close, name="tfmq-unregister", daemon=True)
         self._closing.start()
 
     def end(self) -> None:
-        """Wait until it is taken back; what a ZooKeeper that is away did not hear ends with the session."""
+        """Wait for the end of that.
+
+        If ZooKeeper is not reachable, the registration ends with its session.
+        """
         if self._closing is not None:
             self._closing.join(END_SECONDS)
 
 
 def reachable(address: str) -> str:
-    """Where others reach a server that listens at `address`: by this machine's name if it listens everywhere."""
+    """Return the address for clients.
+
+    It has this machine's name if the server listens on all addresses.
+    """
     host, port = split_address(address)
     return f"{socket.gethostname()}:{port}" if host in EVERYWHERE else address
 
@@ -260,9 +273,11 @@ def registering(
     call_later: Callable[[float, Callable[[], None]], Any],
     topics: Callable[[], Mapping[str, int]],
 ) -> Registering | None:
-    """Registers the server at `address`; None where the setting `zookeeper` is empty.
+    """Return the registration of the server at `address`.
 
-    Raises BadRequest for what is no address of a ZooKeeper, NotSupported without kazoo.
+    Return None if the setting `zookeeper` is empty.
+
+    Raises BadRequest for an invalid ZooKeeper address, NotSupported without kazoo.
     """
     if not zookeeper:
         return None
@@ -271,26 +286,25 @@ def registering(
     return Registering(call_later, topics, InZooKeeper(zookeeper, reachable(address)))
 
 
-# The server: all wiring, the start in its order, the stop.
-#
-# Start: bind the address (a taken port is found before the long part), open the broker (tfmq.broker.startup has
-# that order), and accept connections last. Stop: accept nothing more, let the broker finish what it took, send
-# its last answers, end the connections, close everything as clean.
-
 ENDING_SECONDS = 1.0
-"""How long connections get, at a stop, to take their last answers."""
+"""Time that connections have at a stop to read their last replies."""
 TURNED_MAX = 32
-"""Connections above the limit that are told so at a time, for two seconds each at most: each holds a descriptor."""
+"""Connections above the limit that get an error reply at the same time, for two seconds each; each has a descriptor."""
 TRIM_SECONDS = 15.0
-"""How often an idle server hands back memory that the last rush needed."""
+"""Interval at which an idle server returns memory to the system."""
 QUIET_ALLOCATIONS = 16
-"""A server that allocated fewer buffers than this between two looks is idle."""
+"""A server that allocated fewer buffers than this in an interval is idle."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Service:
-    """One server in one reactor. `start()`, then run the reactor; `stop(done)` calls back when all is
-    closed.
+    """One server in one reactor.
+
+    Call `start()`, then run the reactor; `stop(done)` calls back when all is closed.
+
+    Start: bind the address first, because a port in use should be found before the long part, then open the broker,
+    then accept connections. Stop: close the listener, let the broker complete accepted requests, send the last
+    replies, close the connections, close all files cleanly.
     """
 
     def __init__(
@@ -307,14 +321,14 @@ class Service:
         self._sessions: set[Session] = set()
         self._sessions_max = config.limits["connections"]
         self.on_idle: Callable[[], None] = lambda: None
-        """Called when nobody was connected for `server.idle_exit_seconds`."""
+        """Called when no client was connected for `server.idle_exit_seconds`."""
         self._idleness = Idleness(
             reactor.callLater, config.server.idle_exit_seconds, self._count, lambda: self.on_idle()
         )
         self._header_bounds: dict[int, tuple[int, int]] = {}
         self._refused = 0
         self._turning = 0
-        """Connections that are being told that there is no place."""
+        """Connections that are being rejected with an error reply."""
         self._listener: Listener | None = None
         self._alarm = Alarm(reactor, clock, self._tick)
         self._in_doubt = InDoubt(
@@ -326,7 +340,7 @@ class Service:
         self.address = config.server.listen
 
     def start(self) -> None:
-        """Everything up to accepting connections. Raises what forbids it; then nothing is left open."""
+        """Start and accept connections. Raises what prevents it; nothing is left open then."""
         host, port = split_address(self._config.server.listen)
         bound = bind(host, port)
         try:
@@ -358,7 +372,7 @@ class Service:
         self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Stop cleanly, then `done()`."""
+        """Stop cleanly, then call `done()`."""
         if self._listener is not None:
             self._listener.stopListening()
             self._listener = None
@@ -370,7 +384,10 @@ class Service:
         self._turn.want()
 
     def reload(self, config: Config) -> None:
-        """The configuration that holds from now on (see `tfmq.config.reloaded`); sessions keep what HELLO told them."""
+        """Apply another configuration (see `tfmq.config.reloaded`).
+
+        Sessions keep what their HELLO reply contained.
+        """
         self._config = config
         self.__dict__.pop("_welcomes", None)
         self._engine.reload(config)
@@ -402,10 +419,10 @@ class Service:
 
     @property
     def config(self) -> Config:
-        """What holds now."""
+        """The current configuration."""
         return self._config
 
-    # Turning
+    # Turns
 
     def _arm(self) -> None:
         self._alarm.set(self._engine.next_due())
@@ -414,11 +431,11 @@ class Service:
         try:
             self._engine.tick(self._clock.monotonic())
         finally:
-            # Also behind a call that failed: the alarm for the others is set at the end of the turn.
+            # Also after a call that failed: the end of the turn sets the timer for the other calls.
             self._turn.want()
 
     def _trim_when_quiet(self) -> None:
-        """Once when a rush is over, and not again before the next."""
+        """Return memory to the system, once after each period of load."""
         allocated = self._pool.stats().allocated_count
         quiet = allocated - self._allocated < QUIET_ALLOCATIONS
         if quiet and not self._trimmed:
@@ -431,8 +448,10 @@ class Service:
     # Sessions
 
     def session(self) -> Session | Turned | None:
-        """A session for a new connection. If there are as many as may be: what tells the peer so; None (the connection
-        is closed at once) if too many are being told already.
+        """Return the protocol of a new connection.
+
+        Above the limit of connections this is one that only sends an error, or None, which closes the connection
+        immediately, if too many are being rejected already.
         """
         if len(self._sessions) >= self._sessions_max:
             self._refused += 1
@@ -541,7 +560,7 @@ class Service:
 
 
 class Sessions(Factory):  # type: ignore[misc]
-    """Makes the session of each connection."""
+    """Creates the session of each connection."""
 
     noisy = False
 
@@ -549,22 +568,19 @@ class Sessions(Factory):  # type: ignore[misc]
         self._service = service
 
     def buildProtocol(self, address: Any) -> Session | Turned | None:
-        """None closes the connection."""
+        """Return the protocol; None closes the connection."""
         return self._service.session()
 
 
 def resident_bytes() -> int:
-    """Memory that the process has in use, shared pages included."""
+    """Return the resident memory of the process, shared pages included."""
     with open("/proc/self/statm") as status:
         return int(status.read().split()[1]) * PAGE_BYTES
 
 
-# What this server calls itself.
-
-
 @functools.cache
 def server_name() -> str:
-    """ "tfmq 0.1.0"; read from the installed package, and only when somebody asks."""
+    """ "tfmq 0.1.0", from the installed package."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

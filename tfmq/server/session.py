@@ -1,8 +1,8 @@
-"""A session: the frames of one connection taken as requests, and the replies sent back as frames.
+"""A session: decodes the frames of one connection into requests, and sends the replies.
 
-Before HELLO nothing else is taken, and only small frames. An error that concerns a request is answered and
-the session goes on; one whose class says `closes` is the last thing that is sent. Replies go out in whatever
-order the engine gives them. A request's body stays where it was received until the engine has done with it.
+Before HELLO only small frames are accepted, and no other command. After an error reply the session continues, unless
+the error's class sets `closes`. Replies are sent in the order in which the broker completes them. A request's body
+stays in the receive buffer until the broker has released it.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ logger = logging.getLogger("tfmq.server")
 
 REQUESTS = "requests"
 NAME_SHOWN = int(limits.CLIENT_ID_LENGTH)
-"""Letters of a client's own name that logs show: it chose them, and a line break in them would forge a line."""
+"""Characters of a client's name in logs. The client chose it, and a line break in it could forge a log line."""
 RESUME_PART = 8
-"""A session paused at its limit of requests goes on when an eighth of it has been answered."""
+"""A session paused at its limit of requests resumes when an eighth of them has been answered."""
 
 
 class Welcome(NamedTuple):
-    """What a server tells and asks of every session."""
+    """What all sessions of a server share: settings, handlers and callbacks."""
 
     engine: Engine
     handlers: Mapping[int, tuple[Command, Method]]
-    """What serves each command but HELLO."""
+    """Command and method by code, without HELLO."""
     server: str
-    """Name and version, for people."""
+    """Name and version, for display."""
     address: str
-    """HOST:PORT where the server listens."""
+    """HOST:PORT of the server."""
     limits: Mapping[str, int]
     limits_sent: Mapping[str, int]
     acks: int
     features: list[str]
     call_later: Callable[[float, Callable[[], None]], Any]
     turn_wanted: Callable[[], None]
-    """The engine has something to do at the end of this turn."""
+    """Requests that the broker's end of turn runs."""
     status: Callable[[], dict[str, Any]]
-    """What STATUS says beyond the engine's own words."""
+    """Returns the server's part of STATUS."""
     allow: Callable[[Session, Command], None]
-    """Raises NotAllowed where the session may not use the command; called before every one."""
+    """Called before each command; raises NotAllowed if the session may not use it."""
     opened: Callable[[Session], None]
     closed: Callable[[Session], None]
     header_bounds: Mapping[int, tuple[int, int]]
@@ -70,7 +70,7 @@ class Welcome(NamedTuple):
 
 
 class Reply:
-    """The answer to one request: whichever comes first of `ok` and `error` is sent, once."""
+    """The reply to one request. Only the first call of `ok` or `error` sends something."""
 
     __slots__ = ("_hold", "_session", "correlation", "silent")
 
@@ -79,16 +79,16 @@ class Reply:
         self._hold = hold
         self.correlation = correlation
         self.silent = False
-        """The client wants no answer, whatever it is."""
+        """The client wants no reply, not even an error."""
 
     def body_done(self) -> None:
-        """The request's body is not needed any more."""
+        """Release the request's body."""
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.release()
 
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
-        """Send the reply's fields, and its body behind them."""
+        """Send the reply's fields, followed by its body."""
         session = self._settle()
         if session is None or self.silent:
             return
@@ -101,7 +101,7 @@ class Reply:
             session.send(buffers)
 
     def error(self, error: BaseException) -> None:
-        """Send an error reply; an error that closes is the session's last word."""
+        """Send an error reply. An error with `closes` ends the session."""
         session = self._settle()
         if session is not None and not self.silent:
             session.send_error(self.correlation, error)
@@ -115,7 +115,7 @@ class Reply:
 
 
 class Session:
-    """One connection's protocol. Hashed by identity."""
+    """Protocol of one connection. Hashed by identity."""
 
     transport: Connection
     _numbers = count()
@@ -136,10 +136,10 @@ class Session:
         self.principal = ""
         self.operator = False
 
-    # What the connection calls
+    # Called by the connection
 
     def makeConnection(self, transport: Connection) -> None:
-        """The connection stands."""
+        """Start the session on a new connection."""
         self.transport = transport
         self._peer = transport.peer
         transport.setTcpNoDelay(True)
@@ -148,7 +148,7 @@ class Session:
         self._welcome.opened(self)
 
     def connectionLost(self, reason: Any) -> None:
-        """The connection is gone: whoever asked for it is told."""
+        """Notify everything that registered with `on_close`."""
         self._gone = True
         self._disarm()
         self._welcome.closed(self)
@@ -157,11 +157,11 @@ class Session:
             try:
                 callback()
             except Exception:
-                logger.exception("what follows the end of a session failed")
+                logger.exception("a callback at the end of a session failed")
         self._welcome.turn_wanted()
 
     def frame_received(self, frame: memoryview, hold: Buffer) -> None:
-        """One request."""
+        """Handle one request."""
         try:
             (header_size,) = frames.SIZE.unpack_from(frame, 4)
             if header_size > len(frame) - 8 or header_size > limits.HEADER_BYTES:
@@ -198,7 +198,10 @@ class Session:
         method(self._engine, request, body, reply, self)
 
     def _status(self, reply: Reply) -> None:
-        """The engine's words and the server's; a disk that cannot be asked is an error like any other."""
+        """Reply with the broker's and the server's part of STATUS.
+
+        A disk error becomes an error reply.
+        """
         try:
             status = {**self._engine.status_map(), **self._welcome.status()}
         except Exception as error:
@@ -207,7 +210,7 @@ class Session:
             reply.ok(status)
 
     def frame_refused(self, error: BadFrame, start: bytes) -> None:
-        """What came is no frame: say so, in HTTP to whoever speaks that, and end."""
+        """Reply to bytes that are no frame, in HTTP if they are an HTTP request, and close."""
         logger.info("connection of %s refused: %s", self._peer, error)
         answer = frames.http_answer(start, self._welcome.address)
         if answer is not None:
@@ -216,30 +219,30 @@ class Session:
         else:
             self.send_error(0, error)
 
-    # What the engine calls
+    # Called by the broker
 
     @property
     def identity(self) -> str:
-        """The client's name and address, for people."""
+        """The client's name and address, for display."""
         client = "".join(letter if letter.isprintable() else "?" for letter in self._client[:NAME_SHOWN])
         return f"{client or 'a client'} at {self._peer}"
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """`callback()` once, when the connection is gone; at once if it is."""
+        """Call `callback()` once when the connection is closed; immediately if it is."""
         if self._gone:
             callback()
         else:
             self._on_close[callback] = None
 
     def pause(self) -> None:
-        """Read no more for now."""
+        """Stop reading from the client."""
         self.transport.pause("engine")
 
     def resume(self) -> None:
-        """Read again."""
+        """Continue reading."""
         self.transport.resume("engine")
 
-    # What replies call
+    # Called by replies
 
     def send(self, buffers: list[Any]) -> None:
         """Send a frame, given as its buffers."""
@@ -247,7 +250,7 @@ class Session:
             self.transport.send(buffers)
 
     def send_error(self, correlation: int, error: BaseException) -> None:
-        """Send an error reply, and end behind it if the error says so."""
+        """Send an error reply, and close after it if the error's class says so."""
         number, code, outcome, sentence, details = errors.to_wire(error)
         if code == errors.ServerError.code:
             logger.error("a request of %s met an error of ours", self.identity, exc_info=error)
@@ -256,12 +259,12 @@ class Session:
             self._end()
 
     def settled(self) -> None:
-        """One request less waits for its answer."""
+        """Count a request as answered."""
         self._in_flight -= 1
         if self._in_flight == self._in_flight_max - self._in_flight_max // RESUME_PART - 1 and not self._gone:
             self.transport.resume(REQUESTS)
 
-    # Hello, and what is no command of the engine
+    # HELLO and unknown commands
 
     def _serve_apart(self, header: list[Any]) -> None:
         reply = Reply(self, header[1])
@@ -279,7 +282,7 @@ class Session:
 
     def _hello(self, hello: Any) -> commands.HelloReply:
         if self._hello_alarm is None:
-            raise BadRequest("HELLO was said before.")
+            raise BadRequest("HELLO was sent before.")
         if hello.magic != commands.MAGIC:
             raise BadFrame(f"HELLO must begin with {commands.MAGIC!r}, not {hello.magic[:20]!r}.")
         version = min(hello.version_max, commands.VERSION_MAX)
@@ -305,7 +308,7 @@ class Session:
 
     def _too_late(self) -> None:
         self._hello_alarm = None
-        self.transport.cut_off("it did not say hello in time")
+        self.transport.cut_off("it did not send HELLO in time")
 
     def _disarm(self) -> None:
         alarm, self._hello_alarm = self._hello_alarm, None
@@ -318,8 +321,9 @@ class Session:
 
 
 class Turned:
-    """What sits on a connection for which there is no place: says so in one error reply, and ends. `over()` when the
-    connection is gone.
+    """Protocol of a connection above the limit: sends one error reply and closes.
+
+    `closed()` when it is closed.
     """
 
     frame_bytes = int(limits.FRAME_BYTES_BEFORE_HELLO)
@@ -328,7 +332,10 @@ class Turned:
         self._error, self._over = error, over
 
     def makeConnection(self, transport: Connection) -> None:
-        """What the peer sends meanwhile is read and dropped: a reset would take the answer away from it."""
+        """Send the error.
+
+        What the client sends is still read, because a reset would discard the error reply.
+        """
         number, code, outcome, sentence, details = errors.to_wire(self._error)
         transport.send(frames.encode((-number, 0, code, outcome, sentence, details)))
         transport.end()
@@ -337,23 +344,22 @@ class Turned:
         self._over()
 
     def frame_received(self, frame: memoryview, hold: Buffer) -> None:
-        """Nothing is read here."""
+        """Ignore requests."""
 
     def frame_refused(self, error: BadFrame, start: bytes) -> None:
-        """Nor here."""
+        """Ignore bytes that are no frame."""
 
 
 def everybody(session: Session, command: Command) -> None:
-    """Who may use what as long as there are no users: everybody everything."""
+    """Allow every command; there are no users yet."""
 
 
 def nobody(session: Session, command: Command) -> None:
-    """The server is going down."""
+    """Reject every command; the server is stopping."""
     raise NotAllowed("The broker is stopping.")
 
 
-# Which method of the engine serves which command. HELLO is the session's own; STATUS gets the server's
-# part.
+# The broker's method for each command. The session handles HELLO itself and completes STATUS.
 
 Method: TypeAlias = Callable[..., None]
 
@@ -414,7 +420,7 @@ HELLO = BY_REQUEST[commands.Hello]
 
 
 def unknown(code: int) -> TfmqError:
-    """The error for a code that no method serves: reserved for a later release, or never heard of."""
+    """Return the error for a code without a method: reserved for a later release, or unknown."""
     later = reserved_for(code)
     if later is not None:
         return NotSupported(f"This release of the broker has no {later} yet.")

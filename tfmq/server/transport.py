@@ -1,12 +1,4 @@
-"""The server's TCP connections: frames in without a copy, replies out in one vectored write a turn.
-
-A read goes straight into the shared arena and whole frames are handed to the protocol as views of it. The
-part of a frame at the end of a read moves into a buffer of its own, and the next read continues there, so a
-large body is received where it stays. A protocol that needs a frame beyond the call retains the buffer that
-comes with it.
-
-Replies are queued as they are and go out with `sendmsg` at the end of the turn.
-"""
+"""TCP connections of the server, without copies of frames."""
 
 from __future__ import annotations
 
@@ -33,52 +25,52 @@ logger = logging.getLogger("tfmq.server")
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 VECTOR_MAX = 1024
-"""Buffers in one sendmsg: the system's own limit (IOV_MAX)."""
+"""Buffers in one sendmsg; the system's limit (IOV_MAX)."""
 BACKLOG = 1024
-"""Connections that the system may accept ahead of us: a thousand clients may come in one moment."""
+"""Connections that the system may queue before they are accepted: a thousand clients may connect at once."""
 UNSENT_BYTES_PAUSE = 8 << 20
-"""With this much unsent a peer's requests are not read any more: it asks faster than it takes."""
+"""Above this many unsent bytes the client's requests are not read: it sends them faster than it reads replies."""
 LINGER_SECONDS = 2.0
-"""How long an ended connection waits for its peer to end too, so that the last words are not lost by a
-reset.
-"""
+"""Time that a closed connection waits for its client to close too, so that a reset does not discard the last reply."""
 CROWDED_BYTES = 4096
-"""One read takes no more while memory for half frames is short: so their beginnings do not add up either."""
+"""Maximum of one read while memory for incomplete frames is short, so that their first bytes do not exhaust it."""
 SLICE_SECONDS = 0.05
-"""The requests of connections with more than one turn takes have so much of a turn together, and one request each: a
-read may hold thousands whose answers cost a tenth of a second each, and a hundred connections may have such reads.
-"""
+"""Time per turn for the connections whose reads take more than one turn, shared among them; each gets at least one
+request. A read may contain thousands of requests that take a tenth of a second each."""
 SLICE = "slice"
-"""The reason of that pause."""
+"""Pause reason of connections that exceeded their time in a turn."""
 UNSENT = "unsent"
-"""The reason of a pause for the rule above."""
+"""Pause reason of connections above UNSENT_BYTES_PAUSE."""
 WOULD_BLOCK = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.EINTR})
 
 
 class FrameProtocol(Protocol):
-    """What sits on a connection."""
+    """The protocol on a connection."""
 
     frame_bytes: int
-    """The largest size word that is taken at the moment."""
+    """Maximum value of a frame's size word at the moment."""
 
     def makeConnection(self, transport: Any) -> None: ...
     def connectionLost(self, reason: Failure) -> None: ...
 
     def frame_received(self, frame: memoryview, hold: Buffer) -> None:
-        """A whole frame, its size word included, lies in `hold`; it is valid until this returns, or as long
-        as `hold` is retained.
+        """Handle a whole frame, its size word included.
+
+        It is a view of `hold` and valid until this returns, or as long as `hold` is retained.
         """
         ...
 
     def frame_refused(self, error: BadFrame, start: bytes) -> None:
-        """What arrived begins with `start` and is no frame; nothing more is read."""
+        """Handle bytes that are no frame; `start` are the first ones. Nothing more is read."""
         ...
 
 
 class Connection(tcp.Server):  # type: ignore[misc]
-    """One accepted connection.
+    """One accepted connection, with `send`, several pause reasons, and `cut_off`.
 
-    Beyond Twisted's transport it has `send`, reasons to pause that add up, and `cut_off`.
+    A read goes directly into the shared arena, and whole frames are passed to the protocol as views of it. An
+    incomplete frame at the end of a read is copied to a buffer of its own, where the next read continues, so that a
+    large body is not copied again. Replies are queued as they are and sent with `sendmsg` at the end of the turn.
     """
 
     protocol: FrameProtocol
@@ -139,7 +131,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         return None
 
     def _read_on(self, tail: Tail) -> Any:
-        """Continue a frame where its beginning lies; what comes behind it goes into the arena."""
+        """Continue an incomplete frame in its buffer; bytes after it are stored in the arena."""
         traffic = self._traffic
         if not traffic.admit(self):
             return None
@@ -199,7 +191,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._start = bytes(view[position:])
 
     def _put_off(self, rest: bytes) -> None:
-        """What is left of a read waits until the others had their turn."""
+        """Defer the rest of a read until other connections were served."""
         self.pause(SLICE)
         self._traffic.put_off += 1
         self.reactor.callLater(0, self._go_on, rest)
@@ -226,13 +218,13 @@ class Connection(tcp.Server):  # type: ignore[misc]
     # Pausing
 
     def pause(self, reason: str) -> None:
-        """Read no more until `resume` was called for every reason."""
+        """Stop reading until `resume` was called for every reason."""
         if not self._pauses:
             self.stopReading()
         self._pauses.add(reason)
 
     def resume(self, reason: str) -> None:
-        """One reason less not to read; harmless if it was none."""
+        """Remove a pause reason; no error if it is not set."""
         if reason in self._pauses:
             self._pauses.remove(reason)
             if not self._pauses and self.connected and not self.disconnecting:
@@ -244,7 +236,10 @@ class Connection(tcp.Server):  # type: ignore[misc]
     # Sending
 
     def send(self, buffers: Sequence[Bytes]) -> None:
-        """Queue a reply's buffers, none of them empty, for the end of this turn; they must not change."""
+        """Queue a reply's buffers for the end of this turn.
+
+        They must not be empty, and not be modified any more.
+        """
         if self.disconnected or self._aborting:
             return
         size = sum(map(len, buffers))
@@ -260,16 +255,16 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._traffic.relieve()
 
     def write(self, data: bytes) -> None:
-        """As Twisted's."""
+        """Send data; see Twisted's transport."""
         if data:
             self.send((data,))
 
     def writeSequence(self, iovec: Sequence[bytes]) -> None:
-        """As Twisted's."""
+        """Send data; see Twisted's transport."""
         self.send([data for data in iovec if data])
 
     def flush(self) -> None:
-        """Send what is queued as far as the system takes it; the rest when it takes more."""
+        """Send queued buffers as far as the system accepts them; the rest when it accepts more."""
         self._flushing = False
         if self.disconnected or self._aborting or self._waiting:
             return
@@ -278,7 +273,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
             self.connectionLost(Failure(failed))
 
     def doWrite(self) -> Any:
-        """Send from the queue until it is empty or the system takes no more."""
+        """Send from the queue until it is empty or the system accepts no more."""
         queue = self._queue
         while queue:
             try:
@@ -301,7 +296,10 @@ class Connection(tcp.Server):  # type: ignore[misc]
         return main.CONNECTION_DONE if self.disconnecting else None
 
     def _sent(self, size: int) -> bool:
-        """Drop `size` bytes from the queue's front; whether everything that was tried went out."""
+        """Remove `size` sent bytes from the queue.
+
+        Return whether all bytes of the last write were sent.
+        """
         self.unsent_bytes -= size
         self._traffic.unsent_bytes -= size
         queue = self._queue
@@ -323,11 +321,12 @@ class Connection(tcp.Server):  # type: ignore[misc]
         if self.unsent_bytes > UNSENT_BYTES_PAUSE and not self._ending:
             self.pause(UNSENT)
 
-    # Ending
+    # Closing
 
     def end(self) -> None:
-        """Send what is queued, then say the end; what still comes is dropped. The peer gets time to read
-        it.
+        """Send what is queued, then close gracefully; requests are discarded.
+
+        The client gets time to read.
         """
         if self._ending or self.disconnected or self._aborting:
             return
@@ -344,16 +343,19 @@ class Connection(tcp.Server):  # type: ignore[misc]
             self.socket.shutdown(socket.SHUT_WR)
 
     def waits_for_reader(self) -> bool:
-        """Something is sent only when the peer reads."""
+        """Return whether sending waits for the client to read."""
         return self._waiting
 
     def stands_since(self) -> float | None:
-        """When the peer last read, or sent something of a frame that is not whole; None if all is done."""
+        """Return when the client last read, or sent a part of an incomplete frame.
+
+        Return None if neither is pending.
+        """
         halfway = self._tail is not None and not self._pauses
         return self._progress if self._waiting or halfway else None
 
     def cut_off(self, why: str) -> None:
-        """End the connection at once, with a line in the log."""
+        """Close the connection immediately and log the reason."""
         if not self._aborting and not self.disconnected:
             logger.warning("connection of %s cut off: %s", self.peer, why)
             self._forget_queue()
@@ -361,11 +363,11 @@ class Connection(tcp.Server):  # type: ignore[misc]
 
     @property
     def peer(self) -> str:
-        """HOST:PORT of the other end."""
+        """HOST:PORT of the client."""
         return address_text(self.client[0], self.client[1])
 
     def connectionLost(self, reason: Failure) -> None:
-        """The connection is gone: give back all that it held, then tell the protocol."""
+        """Release all memory of the closed connection, then notify the protocol."""
         self._drop_tail()
         self._forget_queue()
         self._traffic.forget(self)
@@ -385,7 +387,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
 
 
 class Listener(tcp.Port):  # type: ignore[misc]
-    """A listening socket that was bound before, and the connections that come to it."""
+    """A listening socket that is bound already, and its connections."""
 
     def __init__(self, bound: socket.socket, factory: Any, reactor: Any, traffic: Traffic) -> None:
         host, port = bound.getsockname()[:2]
@@ -394,12 +396,12 @@ class Listener(tcp.Port):  # type: ignore[misc]
         self.transport = functools.partial(Connection, traffic=traffic)
 
     def startListening(self) -> None:
-        """Accept connections from now on."""
+        """Start accepting connections."""
         assert self._preexistingSocket is not None
         self._preexistingSocket.listen(BACKLOG)
         super().startListening()
 
 
 def address_text(host: str, port: int) -> str:
-    """HOST:PORT, with brackets around an IPv6 address."""
+    """Return HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,1 +1,4 @@
-"""ZooKeeper, where a site has one: the registry of brokers and topics, groups without the broker, offsets."""
+"""ZooKeeper as registry of brokers and topics, as group coordinator, and as offset storage.
+
+Optional.
+"""

@@ -1,4 +1,4 @@
-"""A connection to ZooKeeper by kazoo, made when it is first used, anew in a forked child; its errors as ours."""
+"""A lazy ZooKeeper connection with kazoo, and its errors as tfmq's."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 ANSWER_SECONDS: Final = 10.0
-"""So long one answer is waited for, over new connections too: as long as a session lasts."""
+"""Timeout of one response, across reconnects too: as long as a session lasts."""
 RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 2.0
-"""Pauses between attempts to connect, doubled up to the second."""
+"""Pauses between connection attempts, doubled up to the second value."""
 
 Started = Callable[["KazooClient"], None]
 
 
 def want_kazoo() -> None:
-    """Raises NotSupported without it, in words that say how to get it."""
+    """Raise NotSupported if kazoo is not installed, with the command that installs it."""
     try:
         import kazoo.client  # noqa: F401
     except ImportError:
@@ -34,7 +34,10 @@ def want_kazoo() -> None:
 
 
 def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any) -> KazooClient:
-    """A client that connects for ever once it is started. Raises NotSupported without kazoo."""
+    """Return a client that, once started, retries its connection forever.
+
+    Raises NotSupported without kazoo.
+    """
     want_kazoo()
     from kazoo.client import KazooClient
 
@@ -53,12 +56,13 @@ def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any
 
 
 class Connection:
-    """`with connection.client() as client:` gives the client, connected; failures of kazoo leave the block as errors of
-    ours: StoreFailed, where it may have happened, and NotAllowed.
+    """A lazy connection: `with connection.client() as client:` yields a connected client.
+
+    Errors of kazoo in the block are raised as StoreFailed (the operation may have been done) or NotAllowed.
     """
 
     def __init__(self, address: ZooKeeperAddress, session_seconds: float = ANSWER_SECONDS) -> None:
-        """Touches no network. Raises NotSupported without kazoo."""
+        """Do not connect yet. Raises NotSupported without kazoo."""
         want_kazoo()
         self.address = address
         self._session_seconds = session_seconds
@@ -74,14 +78,16 @@ class Connection:
             yield self._started()
 
     def close(self) -> None:
-        """Ends the session; twice is harmless."""
+        """End the session. A second call has no effect."""
         self._closed = True
         client, self._client = self._client, None
         if client is not None and self._process == os.getpid():
             stop(client)
 
     def _started(self) -> KazooClient:
-        if self._client is None or self._process != os.getpid():  # a parent's session is not ours
+        if (
+            self._client is None or self._process != os.getpid()
+        ):  # a forked child must not use its parent's session
             client = new_client(self.address, self._session_seconds)
             client.start(timeout=ANSWER_SECONDS)
             self._client, self._process = client, os.getpid()
@@ -95,7 +101,10 @@ def stop(client: KazooClient) -> None:
 
 
 def results(waiting: Sequence[Any]) -> list[Any]:
-    """The results of requests that are under way, in order; an exception of one is in its place."""
+    """Return the results of pending requests in order.
+
+    The exception of a failed one takes its place.
+    """
     found = []
     for each in waiting:
         each.wait(ANSWER_SECONDS)
@@ -109,7 +118,7 @@ def results(waiting: Sequence[Any]) -> list[Any]:
 
 @contextmanager
 def translated(address: ZooKeeperAddress) -> Iterator[None]:
-    """What kazoo raises in the block leaves it as an error of ours."""
+    """Map the exceptions of kazoo in the block to tfmq's."""
     from kazoo import exceptions
     from kazoo.handlers.threading import KazooTimeoutError
 
@@ -124,26 +133,27 @@ def translated(address: ZooKeeperAddress) -> Iterator[None]:
 
 
 def in_words(error: Exception) -> str:
-    """What an exception of kazoo says; most say no more than their name."""
+    """Return the text of a kazoo exception, or its name: most have no text."""
     return str(error) or type(error).__name__
 
 
-# What kazoo says of its connections, said sparingly: it connects for as long as that takes, and tells each time.
-#
-# Its tracebacks show its own inside, and are left out: who sees one cannot do more than its first line says.
+# Log throttling
 
 AGAIN_SECONDS: Final = 60.0
-"""The same words are said again after so long."""
+"""The same message is logged again after this time."""
 TEXTS_MAX: Final = 100
-"""Different words that are remembered; with more of them all are forgotten."""
+"""Number of different messages remembered; above it all are discarded."""
 NO_NEWS: Final = "Failed connecting to Zookeeper within the connection retry policy."
-"""What it says when it stops connecting, which it does only because it was told to."""
+"""Message of kazoo when it stops connecting, which it does only on request."""
 NO_ZOOKEEPER: Final = "Exception raised during deserialization of request"
-"""How it tells that something answers that is no ZooKeeper; what follows is of use to nobody."""
+"""Message of kazoo for a server that is not ZooKeeper; the rest of the message is useless."""
 
 
 class Sparing(logging.Filter):
-    """Lets warnings and errors through, the same one once a minute."""
+    """Passes warnings and errors of kazoo, the same one once a minute, without tracebacks.
+
+    kazoo reconnects forever and logs each attempt. Its tracebacks only show its internals.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -151,7 +161,7 @@ class Sparing(logging.Filter):
         self._said_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is to be said."""
+        """Return whether the record is logged."""
         if record.levelno < logging.WARNING or record.msg == NO_NEWS:
             return False
         if isinstance(record.msg, str) and record.msg.startswith(NO_ZOOKEEPER):
@@ -166,7 +176,7 @@ class Sparing(logging.Filter):
         return True
 
     def forget(self) -> None:
-        """Everything may be said again."""
+        """Forget the logged messages, so that each may be logged again."""
         self._said_at.clear()
 
 

@@ -1,4 +1,4 @@
-"""A member of a group that ZooKeeper coordinates: the `Coordinator` on a session of its own."""
+"""Membership in a consumer group that is coordinated by ZooKeeper instead of the broker."""
 
 from __future__ import annotations
 
@@ -15,20 +15,25 @@ from tfmq.zookeeper.session import Children, Create, Cut, Delete, Node, Read, Re
 
 CLOSE_SECONDS: Final = 10.0
 PATIENCE_SECONDS: Final = 3.0
-"""So long behind its start, or the last answer that counted, a member does not complain that nobody answers."""
+"""Time after the start, or after the last session response, before a member reports that ZooKeeper is unreachable."""
 
 
 def uptime() -> float:
-    """A clock that goes on while the machine sleeps, as sessions do; `time.monotonic` of Linux stands still then."""
+    """Return a clock that runs while the machine sleeps, as sessions do.
+
+    Linux's `time.monotonic` does not.
+    """
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 class Coordination:
-    """One member. No method waits, but `close` for a moment; all may be called from any thread.
+    """One member of a group, with its own session.
 
-    `session_seconds`: what ZooKeeper is asked for; it may give less · `changed` is called, in threads of this class,
-    when `share` has something new, and must not wait.
+    Methods may be called in any thread; only `close` blocks.
+
+    `session_seconds` is the requested session timeout; ZooKeeper may grant less. `on_change` is called in threads of
+    this class when `assignment` has changed, and must not block.
     """
 
     def __init__(
@@ -41,7 +46,7 @@ class Coordination:
         changed: Callable[[], None],
         clock: Callable[[], float] = uptime,
     ) -> None:
-        """Touches no network. Raises BadRequest for what is no address, NotSupported without kazoo."""
+        """Do not connect yet. Raises BadRequest for an invalid address, NotSupported without kazoo."""
         self.address = zookeeper_address(address)
         new_client(self.address, session_seconds)
         self._group, self._seconds, self._changed, self._clock = group, session_seconds, changed, clock
@@ -53,10 +58,10 @@ class Coordination:
         self._runner = Runner(self.address, self._coordinator, self._changed, self._clock)
         self._patient_until = float("inf")
 
-    # What it is told
+    # Input of the consumer
 
     def wants(self, partitions: Mapping[str, Sequence[int]]) -> None:
-        """The topics that this member reads, and the partitions that they have now. The first time it joins."""
+        """Set the subscribed topics with their partitions. The first call joins the group."""
         runner = self._runner
         with runner.condition:
             if runner.is_closed:
@@ -68,35 +73,38 @@ class Coordination:
             runner.wake()
 
     def release(self, names: Iterable[PartitionName]) -> None:
-        """Nothing of these is in work, and all is saved: somebody else may have them."""
+        """Release partitions: no message of them is in progress, and all offsets are stored."""
         with self._runner.condition:
             self._coordinator.release(names)
             self._runner.wake()
 
-    # What it says
+    # State for the consumer
 
     def share(self) -> Share:
-        """What this member has; see `Share`. The time `until` is of its clock, and soon over."""
+        """Return the member's assignment. Its time `until` is of the member's clock, and near."""
         with self._runner.condition:
             return self._coordinator.share()
 
     def is_sure(self) -> bool:
-        """Whether what it has is its own at this moment: ask at each message."""
+        """Return whether the member certainly owns its partitions now.
+
+        To be called for each message.
+        """
         return self._clock() < self.share().until
 
     @property
     def generation(self) -> int:
-        """The highest generation of what it has; 0: it has nothing."""
+        """The highest generation of its partitions; 0 if it has none."""
         return max(self.share().granted.values(), default=0)
 
     @property
     def failure(self) -> TfmqError | None:
-        """Why it will never have anything; None: it may."""
+        """The permanent error that prevents any assignment; None if there is none."""
         return self._runner.failure
 
     @property
     def why_idle(self) -> str:
-        """Why there is nothing, or not all, to be had; "": it has what is its own."""
+        """Why partitions are missing, for display; "" if the member has what it should have."""
         with self._runner.condition:
             coordinator = self._coordinator
             if self.failure is not None:
@@ -112,52 +120,48 @@ class Coordination:
                 )
             return coordinator.why_waiting()
 
-    # The end
+    # Close
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Leave: what this member had is free when this returns, or else when its session is over."""
+        """Leave the group.
+
+        Its partitions are free on return, or after the session timeout if that takes too long.
+        """
         self._runner.close(seconds)
 
     def renew(self, member: str) -> None:
-        """In a forked child: it is a member of its own, which joins when it says what it wants. The parent's session,
-        and its connection, are left alone.
+        """Become a new member, in a forked child.
+
+        It joins at the next `set_topics`; the parent's session stays as it is.
         """
         self._begin(member)
 
 
-# A member of a group that ZooKeeper coordinates, without ZooKeeper: what it asks, and what it may hand out.
-#
-# Nobody decides for the others. Each member works out its range from who is there, gives up what is not in it, and
-# takes what is, each partition only when the node of its owner is gone and its own is made: so there are never two.
-# The node ends with the session, and the member knows before ZooKeeper does that the session may end: it hands out
-# nothing behind half of the session's time from the last change that ZooKeeper has answered, nor while the connection
-# is cut. The number of the owner's node, which only grows, is the generation: storages fence with it whatever comes
-# later all the same.
-#
-# No threads, no network, no clock: `round` and `beat` are generators of requests, and whoever runs them sends back the
-# answers, or throws `Cut`.
+# The membership state machine, without ZooKeeper, threads or clock.
 
 log = logging.getLogger("tfmq.consumer")
 
 SURE_PART: Final = 0.5
-"""Of a session's time: so long after a question that was answered the member goes on handing out. ZooKeeper ends the
-session after all of its time at the earliest; the rest is for members of the ensemble that hear of each other late."""
+"""Part of the session timeout after the last answered write during which the member delivers messages. ZooKeeper ends a
+session after the whole timeout at the earliest; the rest covers servers of the ensemble that lag."""
 BEATS: Final = 6
-"""Questions in a session's time, so that two that are lost do not matter."""
+"""Writes per session timeout, so that two lost ones do not matter."""
 LOOK_SECONDS: Final = 5.0
-"""How soon partitions that others still have are looked at again; their end is told as well."""
+"""Interval of checks for partitions that other members still own; watches report their release as well."""
 LOOKS: Final = 7
-"""After so many it is said who has them, and it goes on: a message may take its handler as long as it likes."""
+"""Number of checks after which the wait is logged. It is no error: a message handler may run arbitrarily long."""
 NEVER: Final = float("-inf")
 
 Course = Generator[Request, Any, None]
-"""Requests go out, answers come in; a `Cut` that is thrown in comes out again."""
+"""Yields requests and receives their responses; a `ConnectionLost` that is thrown in must propagate."""
 
 
 class Share(NamedTuple):
-    """What a member has: hand out of `granted` until the time `until`, and finish, save and release what is `revoked`.
+    """The partitions of a member: deliver from `assigned` until the time `until`.
 
-    The numbers are generations. A partition whose generation has changed was lost, and taken again.
+    Finish and release the `revoked`.
+
+    The numbers are generations. A partition whose generation has changed was lost and acquired again.
     """
 
     granted: Mapping[PartitionName, int]
@@ -166,18 +170,29 @@ class Share(NamedTuple):
 
 
 class Coordinator:
-    """One member. `changed` is True when `share` has something new; whoever takes note of it sets it False."""
+    """State machine of one member, which yields the requests to ZooKeeper.
+
+    There is no leader. Each member computes its range from the list of members, releases partitions outside of it,
+    and acquires those inside: a partition only after its previous owner's node is deleted and its own is created, so
+    that there are never two owners. The owner node is ephemeral and ends with the session. The member stops
+    delivering before its session can expire: when half of the session timeout has passed since the last answered
+    write, or when the connection is lost. The creation id of the owner node, which only increases, is the generation,
+    with which storages fence whatever arrives late.
+
+    `check_all` and `prove_session` are generators of requests. Their caller sends the responses into them, or throws
+    ConnectionLost. `changed` is set when `assignment` has changed; its reader resets it.
+    """
 
     def __init__(self, layout: Layout, group: str, member: str, session_seconds: float) -> None:
         self.group, self.member = group, member
         self.session_seconds = session_seconds
         self.changed = False
         self.waits_for: dict[PartitionName, str] = {}
-        """What should be this member's, and who has it."""
+        """Partitions that this member should own, with their current owners."""
         self.members = 0
-        """How many members the group has, as far as it is known."""
+        """Number of members in the group, as far as known."""
         self.is_idle = False
-        """There are more members than partitions, and this one's range is empty."""
+        """Whether there are more members than partitions, and this one's range is empty."""
         self._layout = layout
         self._wanted: dict[str, Sequence[int]] = {}
         self._session = 0
@@ -192,40 +207,43 @@ class Coordinator:
         self._beat_at = NEVER
         self._looks = 0
 
-    # What happens
+    # Events
 
     def connected(self, session: int) -> None:
-        """There is a connection; of another session than before, it has nothing of what it had."""
+        """Handle a new connection. In a new session, everything the member owned is lost."""
         if session != self._session:
             self.lost()
         self._session, self._connected = session, True
         self.look()
 
     def cut(self) -> None:
-        """The connection is gone. The session may go on; until that is known, nothing is handed out."""
+        """Handle a lost connection.
+
+        The session may still be valid, but nothing is delivered until that is known.
+        """
         self._connected = False
         self._until = self._beat_at = NEVER
         self.changed = True
 
     def lost(self) -> None:
-        """The session is over, and everything that belongs to it."""
+        """Handle the end of the session, with everything that belongs to it."""
         self.cut()
         self._session, self._registered = 0, b""
         for each in (self._held, self._revoked, self._released, self.waits_for):
-            each.clear()  # not what is uncertain: it may have been done in the session that comes
+            each.clear()  # `_uncertain` stays: its requests may have been done by the new session
 
     def look(self) -> None:
-        """Something changed: members, owners, what is wanted, what was released."""
+        """Request a round: members, owners, subscription or released partitions changed."""
         self._look_at = NEVER
 
     def wants(self, partitions: Mapping[str, Sequence[int]]) -> None:
-        """The topics that this member reads, and the partitions that they have."""
+        """Set the subscribed topics with their partitions."""
         if partitions != self._wanted:
             self._wanted = dict(partitions)
             self.look()
 
     def release(self, names: Iterable[PartitionName]) -> None:
-        """Nothing of these is in work, and all is saved: somebody else may have them."""
+        """Release partitions: no message of them is in progress, and all offsets are stored."""
         for name in names:
             if name in self._held:
                 self._released.add(name)
@@ -233,45 +251,45 @@ class Coordinator:
                 self.look()
 
     def heard(self, asked_at: float) -> None:
-        """A change that was asked for at `asked_at`, in the session that there is, has been answered."""
+        """Handle the response to a write sent at `asked_at`, which proves the session."""
         if self._connected:
             self._until = max(self._until, asked_at + self.session_seconds * SURE_PART)
             self._beat_at = max(self._beat_at, asked_at + self.session_seconds / BEATS)
 
-    # What it has
+    # State
 
     def share(self) -> Share:
-        """What it has now."""
+        """Return the current assignment."""
         granted = {name: number for name, number in self._held.items() if name not in self._released}
         return Share(granted, frozenset(self._revoked), self._until)
 
     @property
     def session(self) -> int:
-        """The session that it knows of; 0: none."""
+        """The known session; 0: none."""
         return self._session
 
-    # What it does
+    # Actions
 
     def due(self) -> float:
-        """When something is to be done next; infinity while it is cut off."""
+        """Return when the next action is due; infinity while disconnected."""
         if not self._connected or not self._wanted:
             return float("inf")
         return min(self._look_at, self._beat_at)
 
     def next_course(self, now: float) -> Course | None:
-        """What is to be done now, if anything is."""
+        """Return the steps that are due now; None if nothing is."""
         if self.due() > now:
             return None
         return self.beat() if self._registered and self._beat_at <= now else self.round(now)
 
     def beat(self) -> Course:
-        """Ask something that proves that the session lives."""
+        """Write the member's node, which proves that the session is valid."""
         if not (yield Write(self._me(), self._topics())):
             self._registered = b""
             self.look()
 
     def round(self, now: float) -> Course:
-        """Look at everything: register, give up, take."""
+        """Check everything: register, release partitions, acquire partitions."""
         self._look_at = now + self.session_seconds
         if not (yield from self._register()):
             self._look_at = min(self._look_at, now + LOOK_SECONDS)
@@ -286,7 +304,10 @@ class Coordinator:
             self._look_at = min(self._look_at, now + LOOK_SECONDS)
 
     def _register(self) -> Generator[Request, Any, bool]:
-        """Be among the members; False while an earlier session of the same name has not ended."""
+        """Create or update the member's node.
+
+        Return False while an earlier session with the same name exists.
+        """
         topics = self._topics()
         if not self._registered:
             node = yield Create(self._me(), topics)
@@ -303,7 +324,10 @@ class Coordinator:
         return True
 
     def _find_members(self) -> Generator[Request, Any, dict[str, frozenset[str]]]:
-        """The members and their topics; itself as it is, whatever it finds of itself."""
+        """Return the members and their topics.
+
+        For itself the current subscription instead of the node's.
+        """
         names = yield Children(self._layout.members(self.group))
         nodes = yield ReadAll([self._layout.member(self.group, name) for name in names])
         members = {
@@ -316,7 +340,7 @@ class Coordinator:
         return members
 
     def _verify(self) -> Course:
-        """An owner's node that somebody has removed is one that somebody else may have made."""
+        """Drop partitions whose owner node was deleted or replaced: another member may own them."""
         names = sorted(self._held)
         nodes = yield ReadAll([self._layout.owner(self.group, name) for name in names])
         for name, node in zip(names, nodes, strict=True):
@@ -327,17 +351,22 @@ class Coordinator:
                 self.changed = True
 
     def _aim(self, target: frozenset[PartitionName]) -> None:
-        """Take back what is not this member's any more; the client finishes it, however long that takes."""
+        """Revoke partitions outside of the range.
+
+        The consumer finishes them, however long that takes.
+        """
         self.is_idle = not target and any(self._wanted.values())
         revoked = self._held.keys() - target - self._released
         if revoked != self._revoked:
             self._revoked, self.changed = set(revoked), True
 
     def _give_up(self, target: frozenset[PartitionName]) -> Course:
-        """Remove the nodes of what was released, and of what was taken in a moment that nobody answered for.
+        """Delete the owner nodes of released partitions.
 
-        Only while its own node among the members is there: that ends with the session, and nothing but a round of the
-        next session makes it again. So what was asked in one session, and is done late, removes nobody else's node.
+        Those of partitions whose acquisition had an unknown outcome are deleted too.
+
+        The deletion requires the member's own node, which ends with the session and is created again only by a round
+        of the next session. So a request that takes effect late cannot delete the node of another member.
         """
         for name in sorted(self._released | (self._uncertain - target - self._held.keys())):
             path = self._layout.owner(self.group, name)
@@ -351,7 +380,7 @@ class Coordinator:
             self._uncertain.discard(name)
 
     def _take(self, target: frozenset[PartitionName]) -> Course:
-        """Make the nodes of what is this member's; where there is one, its end is waited for."""
+        """Create the owner nodes of the member's partitions; wait where another one exists."""
         self.waits_for.clear()
         for name in sorted(target - self._held.keys()):
             path = self._layout.owner(self.group, name)
@@ -370,13 +399,13 @@ class Coordinator:
                 self.changed = True
 
     def _tell_waiting(self) -> None:
-        """Say once for whom it waits when it waits long."""
+        """Log a long wait for partitions once."""
         self._looks = self._looks + 1 if self.waits_for else 0
         if self._looks == LOOKS:
             log.warning("Group %s: %s", self.group, self.why_waiting())
 
     def why_waiting(self) -> str:
-        """A sentence about what it waits for; "": nothing."""
+        """Return a sentence on what the member waits for; "" if for nothing."""
         if not self.waits_for:
             return ""
         names = ", ".join(f"{name} ({owner or 'free'})" for name, owner in sorted(self.waits_for.items()))
@@ -389,16 +418,18 @@ class Coordinator:
         return ",".join(sorted(self._wanted)).encode()
 
 
-# Who gets which partitions: the ranges of MetaMorphosis, as a pure function that every member works out alike.
+# Range assignment of MetaMorphosis: every member computes the same result.
 
 
 def range_of(
     member: str, members: Mapping[str, Iterable[str]], partitions: Mapping[str, Sequence[int]]
 ) -> frozenset[PartitionName]:
-    """The partitions of `member`, where `members` names the topics of each, itself included.
+    """Return the partitions of `member`.
 
-    For each topic the partitions in order are cut into as many pieces as it has members, the first ones longer by one
-    where that does not come out even; the members in order take one each.
+    `members` has the topics of each member, itself included.
+
+    The sorted partitions of each topic are cut into one run per subscribed member, the first ones longer by one if the
+    numbers do not divide. The sorted members get one run each.
     """
     found: set[PartitionName] = set()
     for topic, numbers in partitions.items():

@@ -1,8 +1,4 @@
-"""Offsets in ZooKeeper, in the layout of MetaMorphosis: `offsets="zookeeper://HOST:PORT/ROOT"`.
-
-Every change names the versions of the nodes that it has looked at, so a member whose change arrives late, over a cut or
-a stop of its process, changes nothing that another one has claimed meanwhile.
-"""
+"""Offset storage in ZooKeeper, for `offsets="zookeeper://HOST:PORT/ROOT"`."""
 
 from __future__ import annotations
 
@@ -20,11 +16,11 @@ if TYPE_CHECKING:
 
 
 LOOKS: Final = 10
-"""So often a partition is looked at again whose nodes others change in the same moment."""
+"""Attempts to read or write a partition whose nodes are being changed by others."""
 
 
 class Found(NamedTuple):
-    """What is in the nodes of a partition now; versions None: no such node."""
+    """The content of a partition's nodes; a version is None if the node does not exist."""
 
     stored: StoredOffset | None
     offset_version: int | None
@@ -32,17 +28,20 @@ class Found(NamedTuple):
 
 
 class ZooKeeperOffsets:
-    """Offsets below ROOT/consumers/GROUP/offsets. Every call raises StoreFailed where ZooKeeper does not answer,
-    Damaged where a node holds something else.
+    """Offsets below ROOT/consumers/GROUP/offsets.
+
+    Every write checks the node versions that it read. So a late write, after a disconnect or while a process was
+    stopped, cannot change what another member has claimed. Every call raises StoreFailed if ZooKeeper does not
+    respond, Damaged if a node has unexpected content.
     """
 
     def __init__(self, address: str) -> None:
-        """Touches no network. Raises BadRequest for what is no address, NotSupported without kazoo."""
+        """Do not connect yet. Raises BadRequest for an invalid address, NotSupported without kazoo."""
         self._connection = Connection(zookeeper_address(address))
         self._layout = Layout(self._connection.address.root, BROKER)
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
-        """As `OffsetStorage.read`."""
+        """Read offsets; see `OffsetStorage.read`."""
         with self._connection.client() as client:
             found = self._find(client, group, partitions)
         return _kept({name: each.stored for name, each in found.items()})
@@ -50,25 +49,25 @@ class ZooKeeperOffsets:
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]
     ) -> dict[PartitionName, StoredOffset]:
-        """As `ClaimingStorage.claim`."""
+        """Claim partitions; see `ClaimingStorage.claim`."""
 
         return self._change(group, dict.fromkeys(partitions, generation), {})
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
-        """As `OffsetStorage.save`."""
+        """Store offsets; see `OffsetStorage.save`."""
         new = {name: under(generation, row) for name, row in offsets.items()}
         self._change(group, {name: row.generation for name, row in new.items()}, new)
 
     def close(self) -> None:
-        """Ends the session; a further call raises Closed."""
+        """End the session; a later call raises Closed."""
         self._connection.close()
 
     def _change(
         self, group: str, generations: Mapping[PartitionName, int], new: Mapping[PartitionName, StoredOffset]
     ) -> dict[PartitionName, StoredOffset]:
-        """Gives rows their generations, and the offsets that there are in `new`; what is kept then.
+        """Set the generations of rows, and their offsets in `new`. Return what is stored then.
 
-        Raises Fenced for the rows of a higher one, when the others are changed.
+        Raises Fenced for rows with a higher generation, after the others are changed.
         """
         lost: dict[PartitionName, int] = {}
         kept: dict[PartitionName, StoredOffset] = {}
@@ -99,7 +98,8 @@ class ZooKeeperOffsets:
     def _find(
         self, client: KazooClient, group: str, names: Iterable[PartitionName]
     ) -> dict[PartitionName, Found]:
-        """What is there. The offset is read before the row and behind it: if it is the same, they are of one moment."""
+        """Return what is stored."""
+        # The offset is read before and after its row. If both reads are equal, offset and row belong together.
         found: dict[PartitionName, Found] = {}
         left = list(names)
         synced = client.sync_async(self._layout.root or "/")
@@ -127,7 +127,10 @@ class ZooKeeperOffsets:
         group: str,
         writes: Mapping[PartitionName, tuple[Found, StoredOffset]],
     ) -> list[PartitionName]:
-        """Writes the rows, each in a transaction of its own; those that others changed meanwhile are returned."""
+        """Write the rows, each in its own transaction.
+
+        Return those that others changed in the meantime.
+        """
         for name, (found, _) in writes.items():
             if found.offset_version is None:
                 client.ensure_path(self._layout.offset(group, name).rpartition("/")[0])
@@ -163,20 +166,23 @@ def _around(offset: str, row: str) -> tuple[str, str, str]:
 
 
 def _moment(answer: Any) -> int | None:
-    """When the node was changed last; None without one. Raises what the answer says went wrong."""
+    """Return the transaction id of the node's last change; None without a node.
+
+    Raises a failed response.
+    """
     node = _node(answer)
     return None if node is None else int(node[1].mzxid)
 
 
 def _found(path: str, offset: Any, row: Any) -> Found:
-    """What two answers say. Raises what they say went wrong, Damaged."""
+    """Decode the two responses. Raises a failed response, Damaged."""
     shown, kept = _node(offset), _node(row)
     stored = stored_offset(path, None if shown is None else shown[0], None if kept is None else kept[0])
     return Found(stored, *(None if node is None else node[1].version for node in (shown, kept)))
 
 
 def _node(answer: Any) -> Any:
-    """The data and the state of a node; None: there is none."""
+    """Return data and state of a node; None if it does not exist. Raises a failed response."""
     from kazoo.exceptions import NoNodeError
 
     if isinstance(answer, NoNodeError):
@@ -187,7 +193,10 @@ def _node(answer: Any) -> Any:
 
 
 def _done(answer: Any) -> bool:
-    """Whether a transaction was done; False: others were faster. Raises what else went wrong."""
+    """Return whether the transaction was done; False if others were faster.
+
+    Raises any other failure.
+    """
     from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
     if isinstance(answer, BaseException):
@@ -201,27 +210,30 @@ def _done(answer: Any) -> bool:
     return False
 
 
-# What is in the nodes of one offset, to and from bytes.
-#
-# The node of the layout has `0-OFFSET`. Below it, `tfmq` has all of the stored offset; both are written in one
-# transaction of ZooKeeper. Somebody else's tool may set the first one alone: then that is where the group goes on.
+# Content of the nodes. The offset node has `0-OFFSET`, in the layout of MetaMorphosis. Its child `tfmq` has all
+# fields of the stored offset. Both are written in one transaction.
 
 BYTES_MAX: Final = 4096
-"""Far more than a row needs; larger ones are not ours."""
+"""Much more than a row needs; larger nodes were not written by tfmq."""
 
 
 def offset_data(stored: StoredOffset) -> bytes:
-    """The node that everybody reads; empty where nothing was saved."""
+    """Return the content of the offset node; empty if no offset is stored."""
     return b"" if stored.offset == NO_OFFSET else b"0-%d" % stored.offset
 
 
 def row_data(stored: StoredOffset) -> bytes:
-    """The node below it."""
+    """Return the content of its child node."""
     return json.dumps(stored._asdict()).encode()
 
 
 def stored_offset(path: str, offset: bytes | None, row: bytes | None) -> StoredOffset | None:
-    """What the two nodes say; None: nothing is there. Raises Damaged, naming `path`, for what says nothing."""
+    """Decode the two nodes; None if they do not exist.
+
+    Raises Damaged, naming `path`, if they are invalid.
+
+    If another tool has changed only the offset node, its offset counts.
+    """
     if offset is None:
         return None
     kept = StoredOffset(NO_OFFSET) if row is None else _row(path, row)
@@ -232,7 +244,10 @@ def stored_offset(path: str, offset: bytes | None, row: bytes | None) -> StoredO
 
 
 def _offset(path: str, data: bytes) -> int:
-    """MetaMorphosis writes the id of a message and a dash before the offset; the offset alone is taken, too."""
+    """Decode the offset node: MetaMorphosis writes MESSAGE_ID-OFFSET.
+
+    The offset alone is accepted too.
+    """
     text = data.decode("ascii", "replace").rpartition("-")[2] if len(data) <= BYTES_MAX else "?"
     if not data:
         return NO_OFFSET

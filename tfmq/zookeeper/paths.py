@@ -1,4 +1,4 @@
-"""The address of an ensemble as users write it: `zookeeper://HOST:PORT,HOST:PORT/ROOT`."""
+"""ZooKeeper addresses (`zookeeper://HOST:PORT,HOST:PORT/ROOT`) and the paths of the nodes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tfmq.offsets.storage import PartitionName, shown_url
 
 SCHEME: Final = "zookeeper://"
 ROOT: Final = "/meta"
-"""Where the nodes are if the address names no root: where MetaMorphosis has them."""
+"""Root of the nodes if the address names none; the one of MetaMorphosis."""
 PORT: Final = 2181
 BROKER: Final = 0
-"""The number of the broker in names of partitions, `BROKER-PARTITION`."""
+"""Number of the broker in partition names, `BROKER-PARTITION`."""
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _NODE: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class ZooKeeperAddress(NamedTuple):
-    """`hosts`: "host:port,host:port" · `root`: the node below which everything is, "" for the top."""
+    """`hosts`: "host:port,host:port"; `root`: the parent of all nodes, "" for the top."""
 
     hosts: str
     root: str
@@ -30,7 +30,10 @@ class ZooKeeperAddress(NamedTuple):
 
 
 def zookeeper_address(text: str) -> ZooKeeperAddress:
-    """The address in `text`, with or without `zookeeper://`. Raises BadRequest, which says what one looks like."""
+    """Parse an address, with or without `zookeeper://`.
+
+    Raises BadRequest, which shows the format.
+    """
     rest = text.removeprefix(SCHEME)
     hosts, slash, path = rest.partition("/")
     names = hosts.split(",")
@@ -56,52 +59,50 @@ def _is_node(text: str) -> bool:
     return _NODE.fullmatch(text) is not None and text not in (".", "..")
 
 
-# Which node is what: the layout of MetaMorphosis, so that tools which know it find brokers, topics, groups, offsets.
-#
-#     ROOT/brokers/ids/BROKER/master                                   its address                      while it lives
-#     ROOT/brokers/topics/TOPIC/BROKER-m                               how many partitions it has       while it lives
-#     ROOT/consumers/GROUP/ids/MEMBER                                  the topics, with commas between  while it lives
-#     ROOT/consumers/GROUP/owners/TOPIC/BROKER-PARTITION               the member that has it           while it has it
-#     ROOT/consumers/GROUP/offsets/TOPIC/BROKER-PARTITION              0-OFFSET                         for good
-#     ROOT/consumers/GROUP/offsets/TOPIC/BROKER-PARTITION/tfmq         all of the stored offset         for good
-#
-# The first number of an offset is the id of the last message at MetaMorphosis; here an offset says all, so it is 0.
-
-
 class Layout(NamedTuple):
-    """The paths below one root, with the partitions of one broker."""
+    """Node paths below one root, for one broker, in the layout of MetaMorphosis.
+
+        ROOT/brokers/ids/BROKER/master                             address of the broker               ephemeral
+        ROOT/brokers/topics/TOPIC/BROKER-m                         number of partitions of the topic   ephemeral
+        ROOT/consumers/GROUP/ids/MEMBER                            topics, separated by commas         ephemeral
+        ROOT/consumers/GROUP/owners/TOPIC/BROKER-PARTITION         member that owns the partition      ephemeral
+        ROOT/consumers/GROUP/offsets/TOPIC/BROKER-PARTITION        0-OFFSET                            persistent
+        ROOT/consumers/GROUP/offsets/TOPIC/BROKER-PARTITION/tfmq   all fields of the stored offset     persistent
+
+    MetaMorphosis writes a message id before the offset; tfmq needs none and writes 0.
+    """
 
     root: str
     broker: int = 0
 
     def master(self) -> str:
-        """The broker's address."""
+        """Return the path of the broker's address."""
         return f"{self.root}/brokers/ids/{self.broker}/master"
 
     def topics(self) -> str:
-        """All topics of all brokers."""
+        """Return the path of all topics of all brokers."""
         return f"{self.root}/brokers/topics"
 
     def topic(self, topic: str) -> str:
-        """The number of partitions that the broker has of the topic."""
+        """Return the path of the topic's number of partitions on the broker."""
         return f"{self.root}/brokers/topics/{topic}/{self.broker}-m"
 
     def members(self, group: str) -> str:
-        """The members of a group."""
+        """Return the path of a group's members."""
         return f"{self.root}/consumers/{group}/ids"
 
     def member(self, group: str, member: str) -> str:
-        """The topics of a member."""
+        """Return the path of a member's topics."""
         return f"{self.members(group)}/{member}"
 
     def owner(self, group: str, name: PartitionName) -> str:
-        """The member that has the partition."""
+        """Return the path of the partition's owner."""
         return f"{self.root}/consumers/{group}/owners/{name.topic}/{self.broker}-{name.partition}"
 
     def offset(self, group: str, name: PartitionName) -> str:
-        """Where the group goes on in the partition, for everybody."""
+        """Return the path of the group's offset in the partition."""
         return f"{self.root}/consumers/{group}/offsets/{name.topic}/{self.broker}-{name.partition}"
 
     def row(self, group: str, name: PartitionName) -> str:
-        """The same, with all that a stored offset has."""
+        """Return the path of all fields of that offset."""
         return f"{self.offset(group, name)}/tfmq"

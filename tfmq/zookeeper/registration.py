@@ -1,4 +1,4 @@
-"""A broker's registration in ZooKeeper: the `Registry` on a session of its own."""
+"""Registration of a broker in ZooKeeper: its address and topics, as long as it runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from tfmq.zookeeper.session import Create, Delete, Node, Read, ReadAll, Request,
 log = logging.getLogger("tfmq.server")
 
 SESSION_SECONDS: Final = 30.0
-"""A broker that is started again, or cut off for a moment, stays registered; one that is gone is gone after that."""
+"""Session timeout: a restarted or briefly disconnected broker stays registered; any other is removed after this."""
 PATIENCE_SECONDS: Final = 3.0
-"""So long it is not said that nobody answers."""
+"""Time before it is logged that ZooKeeper is not reachable."""
 CLOSE_SECONDS: Final = 2.0
-"""A stop does not wait for a ZooKeeper that does not answer: the session ends by itself."""
+"""Limit of the wait at a stop. If ZooKeeper does not respond, the session expires by itself."""
 
 
 class Registration:
-    """The registration of the broker at `broker_address`. No method waits but `close`."""
+    """The registration of the broker at `broker_address`, with its own session.
+
+    Only `close` blocks.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class Registration:
         session_seconds: float = SESSION_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Touches no network. Raises BadRequest for what is no address, NotSupported without kazoo."""
+        """Do not connect yet. Raises BadRequest for an invalid address, NotSupported without kazoo."""
         self.address = zookeeper_address(address)
         new_client(self.address, session_seconds)
         self._registry = Registry(Layout(self.address.root, BROKER), broker_address, session_seconds)
@@ -42,8 +45,10 @@ class Registration:
         self._told = False
 
     def wants(self, topics: Mapping[str, int]) -> None:
-        """The topics that there are, and their partitions. The first time it connects. Called every now and then, it
-        says when ZooKeeper is away, once each time."""
+        """Set the current topics with their numbers of partitions. The first call connects.
+
+        Called periodically, it logs once when ZooKeeper becomes unreachable.
+        """
         runner = self._runner
         with runner.condition:
             if runner.is_closed:
@@ -63,12 +68,12 @@ class Registration:
 
     @property
     def registered(self) -> bool:
-        """Whether everything is registered, as far as it is known."""
+        """Whether everything is registered, as far as known."""
         with self._runner.condition:
             return self._registry.registered
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Take everything back; what cannot be taken back in time goes with the session."""
+        """Remove the registration. What cannot be removed in time expires with the session."""
         self._runner.close(seconds)
 
     def _changed(self) -> None:
@@ -76,21 +81,24 @@ class Registration:
             log.error("This broker is not registered: %s", self._runner.failure)
 
 
-# What a broker has in ZooKeeper, without ZooKeeper: its address and its topics, as long as it lives.
-#
-# One broker at a time has a number: while somebody else's address is under it, nothing is registered, and that is said.
-# See `tfmq.zookeeper.group_coordinator` for how such a thing is run.
+# The registration state machine, without ZooKeeper; see `tfmq.zookeeper.group_coordinator` for how it is run.
 
 LOOK_SECONDS: Final = 5.0
-"""How soon a number that another broker has is looked at again: an earlier life of this one ends with its session."""
+"""Interval of checks while another broker uses the number: an earlier process of this one expires with its session."""
 CHECK_SECONDS: Final = 60.0
-"""How often it is looked whether somebody has removed what is registered."""
+"""Interval of checks whether the registered nodes still exist."""
 
 Course = Generator[Request, Any, None]
 
 
 class Registry:
-    """The nodes of one broker at `address`. `registered`: all of them are there, as far as it knows."""
+    """State machine for the nodes of one broker at `address`.
+
+    `registered`: all of them exist, as far as known.
+
+    Only one broker at a time may use a broker number. While another address is registered under it, nothing is
+    registered, and that is logged.
+    """
 
     def __init__(self, layout: Layout, address: str, session_seconds: float) -> None:
         self.address = address
@@ -107,59 +115,59 @@ class Registry:
 
     @property
     def session(self) -> int:
-        """The session that it knows of; 0: none."""
+        """The known session; 0: none."""
         return self._session
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection now."""
+        """Whether a connection exists now."""
         return self._connected
 
-    # What happens
+    # Events
 
     def connected(self, session: int) -> None:
-        """There is a connection; what was made in another session is not there any more."""
+        """Handle a new connection. Nodes of another session do not exist any more."""
         if session != self._session:
             self.lost()
         self._session, self._connected = session, True
         self.look()
 
     def cut(self) -> None:
-        """The connection is gone; what is registered stays as long as the session."""
+        """Handle a lost connection; the nodes stay as long as the session."""
         self._connected = False
 
     def lost(self) -> None:
-        """The session is over, and what was made in it is gone."""
+        """Handle the end of the session: its nodes are gone."""
         self.cut()
         self._session, self.registered = 0, False
         self._made.clear()
 
     def look(self) -> None:
-        """Something may have to be done."""
+        """Request a round."""
         self._look_at = float("-inf")
 
     def heard(self, asked_at: float) -> None:
-        """Nothing here depends on how long a session lasts."""
+        """Do nothing: the session timeout does not matter here."""
 
     def wants(self, topics: Mapping[str, int]) -> None:
-        """The topics that there are, and how many partitions each has."""
+        """Set the current topics with their numbers of partitions."""
         wanted = {self._layout.topic(topic): b"%d" % count for topic, count in topics.items()}
         if wanted != self._wanted:
             self._wanted = wanted
             self.look()
 
-    # What it does
+    # Actions
 
     def due(self) -> float:
-        """When something is to be done next; infinity while it is cut off."""
+        """Return when the next action is due; infinity while disconnected."""
         return self._look_at if self._connected else float("inf")
 
     def next_course(self, now: float) -> Course | None:
-        """What is to be done now, if anything is."""
+        """Return the steps that are due now; None if nothing is."""
         return None if self.due() > now else self.round(now)
 
     def round(self, now: float) -> Course:
-        """Look at everything: the address first, which says who has the number."""
+        """Check all nodes; the address first, because it shows which broker uses the number."""
         self._look_at = now + CHECK_SECONDS
         owner = yield from self._own()
         if owner is not None:
@@ -181,7 +189,7 @@ class Registry:
         self.registered = registered
 
     def _own(self) -> Generator[Request, Any, bytes | None]:
-        """None: the number is this broker's; else who has it."""
+        """Return the address of another broker with this number, None if there is none."""
         node: Node | None = yield Create(self._layout.master(), self.address.encode())
         if node is None:
             node = yield Read(self._layout.master())
@@ -190,7 +198,7 @@ class Registry:
         return None if node.session == self._session else node.data
 
     def _verify(self) -> Course:
-        """Forget what somebody has removed or changed."""
+        """Drop nodes that were deleted or changed by others."""
         paths = sorted(self._made)
         nodes = yield ReadAll(paths)
         for path, node in zip(paths, nodes, strict=True):
@@ -204,7 +212,8 @@ class Registry:
             if node is None:
                 return
             if node.session != self._session:
-                # An earlier life of this broker, whose session has not ended; its address went with a stop of its own.
+                # From an earlier process of this broker whose session has not expired; it removed its address when it
+                # stopped.
                 yield Delete(path, node.version, self._layout.master())
                 self.look()
                 return
@@ -218,7 +227,7 @@ class Registry:
             self._made.pop(path, None)
 
     def _tell(self, owner: bytes) -> None:
-        """Once for each other one."""
+        """Log another broker with this number, once for each."""
         if owner not in (self._told, self.address.encode()):
             self._told = owner
             log.error(

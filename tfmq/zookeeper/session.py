@@ -1,4 +1,4 @@
-"""What a coordinator asks of ZooKeeper: a handful of requests, which anything can answer that keeps such nodes."""
+"""A ZooKeeper session in its own thread, and the requests that run in it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 class Node(NamedTuple):
-    """A node as it was found or made: `session` 0: it stays when nobody lives · `created`: a number that grows with
-    every change of anything, so of two makers of a node the later one has the higher.
+    """A node as read or created.
+
+    `session` is 0 for a persistent node. `created` is the transaction id of its creation, which increases with every
+    change: of two creators of a node the later one has the higher id.
     """
 
     data: bytes
@@ -27,40 +29,44 @@ class Node(NamedTuple):
 
 
 class Children(NamedTuple):
-    """The names below `path`, [] where there is no such node; a change of them is told once."""
+    """Get the child names of `path` ([] without the node), with a one-time watch."""
 
     path: str
 
 
 class Read(NamedTuple):
-    """The `Node` at `path`, None where there is none; its end, or its making, is told once."""
+    """Get the `Node` at `path`, None without one.
+
+    Sets a one-time watch for its creation or deletion.
+    """
 
     path: str
 
 
 class ReadAll(NamedTuple):
-    """The `Node`s, or None, at each of `paths`; nothing is told later."""
+    """Get the `Node`s, or None, at each of `paths`, without a watch."""
 
     paths: Sequence[str]
 
 
 class Create(NamedTuple):
-    """Make a node that lives as long as the session, with all above it: the `Node`; None: there is one."""
+    """Create an ephemeral node with its parents. Result: the `Node`; None if it exists already."""
 
     path: str
     data: bytes
 
 
 class Write(NamedTuple):
-    """Give a node new data: True; False: there is none."""
+    """Set a node's data. Result: True; False without the node."""
 
     path: str
     data: bytes
 
 
 class Delete(NamedTuple):
-    """Remove the node if it has this version, and there is one at `beside`: True, also if it is not there; False: it
-    was left alone.
+    """Delete the node if it has this version and a node exists at `beside`.
+
+    Result: True, also if the node does not exist; False if it was not deleted.
     """
 
     path: str
@@ -70,18 +76,18 @@ class Delete(NamedTuple):
 
 Request = Children | Read | ReadAll | Create | Write | Delete
 CHANGES = (Create, Write, Delete)
-"""Those that the leader of the ensemble answers: only they prove that the session lives."""
+"""Requests that the leader of the ensemble answers: only these prove that the session is valid."""
 
 
 class Cut(Exception):
-    """The connection broke, or the session ended, before the answer: it may have been done."""
+    """The connection or the session was lost before the response.
 
-
-# The requests of a coordinator, as calls of kazoo.
+    The request may have been done.
+    """
 
 
 def ask(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> Any:
-    """The answer to `request`, see `tfmq.zookeeper.session`. Raises Cut, NotAllowed."""
+    """Send a request with kazoo and return the result. Raises ConnectionLost, NotAllowed."""
     from kazoo import exceptions
 
     try:
@@ -123,7 +129,7 @@ def _create(client: KazooClient, request: Create) -> Node | None:
 
 
 def _delete(client: KazooClient, request: Delete) -> bool:
-    """In one transaction with a look at the node that must be there."""
+    """Delete in one transaction that checks the node that must exist."""
     from kazoo.exceptions import NoNodeError
 
     transaction = client.transaction()
@@ -136,13 +142,13 @@ def _delete(client: KazooClient, request: Delete) -> bool:
 
 
 def _one(asked: Any, missing: Any = None) -> Any:
-    """The answer; `missing` where there is no node."""
+    """Return the result; `missing` if the node does not exist."""
     answer = _known(results([asked])[0])
     return missing if answer is None else answer
 
 
 def _known(answer: Any) -> Any:
-    """The answer; None where there is no node. Raises what else went wrong."""
+    """Return the result; None if the node does not exist. Raises any other failure."""
     from kazoo.exceptions import NoNodeError
 
     if isinstance(answer, NoNodeError):
@@ -159,24 +165,19 @@ def _node(answer: Any) -> Node | None:
     return Node(data or b"", state.ephemeralOwner, state.czxid, state.version)
 
 
-# A session of ZooKeeper for something that asks in courses: kazoo outside, generators of requests inside.
-#
-# The requests go out one after the other, and only while the session is the one in which they were thought out. What
-# ends the connection or the session is told in the thread that learns of it, before anything else is done.
-
 AGAIN_SECONDS: Final = 0.2
-"""A course that was cut short is begun again after so long, where no new connection does that."""
+"""Pause before steps that were interrupted are started again, if no new connection starts them."""
 READ_TIMEOUT_SHARE: Final = 2 / 3
-"""Of a session's time, as kazoo works out when a connection is silent for too long."""
+"""Part of the session timeout after which kazoo treats a silent connection as lost."""
 NEVER_ASKED: Final = float("-inf")
 
 Course = Generator[Request, Any, None]
 
 
 class Subject(Protocol):
-    """What asks. Its methods are called by one thread at a time, and must not wait.
+    """The user of a session. Its methods are called by one thread at a time and must not block.
 
-    `session_seconds` is what ZooKeeper gives a session; `changed` is set where others should look at it.
+    `session_seconds` is the session timeout granted by ZooKeeper; `changed` is set when others should be notified.
     """
 
     session_seconds: float
@@ -194,10 +195,12 @@ class Subject(Protocol):
 
 
 class Runner:
-    """Runs `subject` in a thread of its own from `start` to `close`. Whoever else touches it holds `condition`, and
-    `wake`s the thread where something is to be done.
+    """Runs `subject` in a thread from `start` to `close`, over one kazoo client.
 
-    `told` is called when the subject has changed, in threads of the runner, and must not wait.
+    `subject` returns generators of requests. They are sent one after the other, and only while the session is the one
+    for which they were computed. A lost connection or session is passed to `subject` in kazoo's thread, before
+    anything else happens. Other users of `subject` hold `condition`, and `wake` the thread when there is something to
+    do. `on_change` is called in threads of this class when `subject` has changed, and must not block.
     """
 
     def __init__(
@@ -209,7 +212,7 @@ class Runner:
     ) -> None:
         self.condition = threading.Condition()
         self.failure: TfmqError | None = None
-        """Why nothing will come of it any more; None: it may."""
+        """The permanent error; None while there is none."""
         self.is_started = self.is_closed = False
         self._address, self._subject, self._told, self._clock = address, subject, told, clock
         self._seconds = subject.session_seconds
@@ -217,7 +220,10 @@ class Runner:
         self._thread = threading.Thread(target=self._run, name="tfmq-zookeeper", daemon=True)
 
     def start(self) -> None:
-        """Connect, for as long as that takes; returns at once. Raises NotSupported without a kazoo that fits."""
+        """Start to connect, retrying forever; returns immediately.
+
+        Raises NotSupported for an unsuitable kazoo.
+        """
         client = new_client(self._address, self._seconds)
         self._learn_seconds(client)
         client.add_listener(self._session_changed)
@@ -226,11 +232,11 @@ class Runner:
         self._thread.start()
 
     def wake(self) -> None:
-        """There is something to do; the condition is held."""
+        """Wake the thread. The caller holds the condition."""
         self.condition.notify_all()
 
     def close(self, seconds: float) -> None:
-        """End the session, and wait so long at most; if that is not enough it ends when its time is over."""
+        """End the session, waiting at most `seconds`. If that is not enough it ends at its timeout."""
         with self.condition:
             self.is_closed = True
             self.wake()
@@ -245,13 +251,16 @@ class Runner:
 
     @property
     def client(self) -> KazooClient | None:
-        """The client of the session, for tests; None before the start and behind the end."""
+        """The client of the session, for tests; None before the start and after the end."""
         return self._client
 
     # The session
 
     def _learn_seconds(self, client: KazooClient) -> None:
-        """ZooKeeper may give a session less time than it was asked for, and kazoo keeps that to itself."""
+        """Record the granted session timeout, which may be less than requested.
+
+        Kazoo does not expose it.
+        """
         handler = client._connection
         connect = getattr(handler, "_connect", None)
         if connect is None:
@@ -269,7 +278,7 @@ class Runner:
         handler._connect = connect_and_learn
 
     def _session_changed(self, state: str) -> None:
-        """In the thread that holds the connection, before it does anything else."""
+        """Pass a changed connection state to the subject, in kazoo's thread."""
         with self.condition:
             client = self._client
             if client is None or self.is_closed:
@@ -284,7 +293,7 @@ class Runner:
         self._tell()
 
     def _watched(self, _: Any) -> None:
-        """Something changed that was looked at."""
+        """Handle a watch: a node that was read has changed."""
         with self.condition:
             self._subject.look()
             self.wake()
@@ -313,7 +322,7 @@ class Runner:
                 whole = self._walk(client, course, session)
             except (
                 Exception
-            ) as error:  # else the session would live on, and nobody would know that nothing is done
+            ) as error:  # otherwise the session would stay alive while its work has stopped unnoticed
                 whole, self._subject.changed = False, True
                 self.failure = StoreFailed(f"Asking {self._address} failed: {error!r}", retriable=False)
                 self.failure.__cause__ = error
@@ -322,14 +331,14 @@ class Runner:
                 self._pause()
 
     def _pause(self) -> None:
-        """Behind a course that was cut short."""
+        """Pause after interrupted steps."""
         with self.condition:
             if not self.is_closed:
                 self.condition.wait(AGAIN_SECONDS)
                 self._subject.look()
 
     def _walk(self, client: KazooClient, course: Course, session: int) -> bool:
-        """The requests of `course`, one by one; False: it was cut short."""
+        """Send the requests of `course` one by one. Return False if it was interrupted."""
         answer, request, asked_at = None, None, NEVER_ASKED
         try:
             while True:
@@ -347,7 +356,7 @@ class Runner:
             return False
 
     def _asked(self, client: KazooClient, course: Course, request: Request) -> Any:
-        """The answer. A failure is thrown into the course, and comes out of it."""
+        """Return the result of a request. A failure is thrown into the steps and raised again."""
         try:
             return ask(client, request, self._watched)
         except Cut as cut:

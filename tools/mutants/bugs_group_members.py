@@ -92,8 +92,11 @@ ALIVE: Final = (
         "transactions-do-not-keep-a-member-alive",
         "a member is heard of in the transactions with its offsets, too",
         _WATCH,
-        '        """The member was heard of over another\'s connection."""\n        member.seen = self._timers.now()\n',
-        '        """The member was heard of over another\'s connection."""\n',
+        (
+            '        """Record a request for the member on another connection."""\n'
+            "        member.seen = self._timers.now()\n"
+        ),
+        '        """Record a request for the member on another connection."""\n',
         [OFFSETS],
     ),
     Mutant(
@@ -337,8 +340,8 @@ TOLD: Final = (
         "partitions-advised-during-a-handover",
         "a member is not advised anything while partitions change owners",
         "tfmq/broker/groups/group.py",
-        '        return ""  # partitions change owners',
-        "        pass  # partitions change owners",
+        '        return ""  # an assignment is in progress',
+        "        pass  # an assignment is in progress",
         [DESCRIPTIONS],
     ),
     Mutant(

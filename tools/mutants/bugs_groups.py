@@ -47,17 +47,17 @@ GROUP_OWNERS: Final = (
         "grant-of-an-earlier-life-is-kept",
         "a member that joins again holds nothing of before",
         _GROUP,
-        '        """It joined, and holds nothing, whatever one of its name had before."""\n'
+        '        """Add a member that joined. It owns nothing, whatever a member of its id owned before."""\n'
         "        self._void_all(member.id)\n",
-        '        """It joined, and holds nothing, whatever one of its name had before."""\n',
+        '        """Add a member that joined. It owns nothing, whatever a member of its id owned before."""\n',
         [GROUP, GROUPS],
     ),
     Mutant(
         "who-leaves-keeps-its-partitions",
         "who leaves makes room at once, in the catalog, too",
         _GROUP,
-        '        """It is gone for good, and what it had is free."""\n        self._void_all(member_id)\n',
-        '        """It is gone for good, and what it had is free."""\n',
+        '        """Remove a member for good and release its partitions."""\n        self._void_all(member_id)\n',
+        '        """Remove a member for good and release its partitions."""\n',
         [GROUP, GROUPS],
     ),
     Mutant(
@@ -216,8 +216,8 @@ GROUP_OWNERS: Final = (
         "dead-member-keeps-what-it-had",
         "what a dead member had is free",
         _GROUPS,
-        'was not heard of for its session time"))\n        group.lose(member.id)\n',
-        'was not heard of for its session time"))\n',
+        'sent nothing for its session timeout"))\n        group.lose(member.id)\n',
+        'sent nothing for its session timeout"))\n',
         [WATCH],
     ),
 )

@@ -265,8 +265,8 @@ IN_ZOOKEEPER: Final = (
         "topics-of-an-earlier-life-stay",
         "what is registered is what is so",
         "tfmq/zookeeper/registration.py",
-        "            if node.session != self._session:\n                # An earlier",
-        "            if node.session < 0:\n                # An earlier",
+        "            if node.session != self._session:\n                # From an earlier",
+        "            if node.session < 0:\n                # From an earlier",
         [REGISTRY],
     ),
 )

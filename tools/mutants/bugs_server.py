@@ -81,7 +81,7 @@ SERVER: Final = (
         "hello-has-no-time-limit",
         "who does not say hello in time is cut off",
         "tfmq/server/session.py",
-        '        self.transport.cut_off("it did not say hello in time")\n',
+        '        self.transport.cut_off("it did not send HELLO in time")\n',
         "        return\n",
         [SESSION],
     ),

@@ -1,1 +1,1 @@
-"""Consumer groups on the broker: membership, assignment, committed offsets."""
+"""Consumer groups in the broker: membership, assignment, committed offsets."""

@@ -1,13 +1,13 @@
-"""Which member of a group gets which partition: pure functions of the members, the partitions, and who has them now.
+"""Assignment strategies of consumer groups, as pure functions.
 
-Each strategy gives every partition to exactly one of the members that take it, and leaves out those that nobody takes;
-the same arguments in another order give the same result.
+Each strategy assigns every partition to exactly one of the members that accept it, and leaves out partitions that no
+member accepts. The order of the arguments does not matter.
 
-    sticky            as even as can be, and of all ways to that one that moves as little as it needs to
-    range             for each topic contiguous runs of the sorted partitions, to the members sorted by name; the first
-                      ones get one more where the numbers do not divide
-    consistent_hash   each partition to the next member on a ring of hashes: a member that comes or goes moves only
-                      its own, and nothing is exactly even
+    sticky            as even as possible, with the fewest moves that achieve this
+    range             per topic contiguous runs of the sorted partitions, to the members sorted by name; the first
+                      members get one more if the numbers do not divide
+    consistent_hash   each partition to the next member on a hash ring: a change of membership moves only the partitions
+                      of that member, but the shares are not exactly even
 """
 
 import hashlib
@@ -21,16 +21,17 @@ from tfmq.errors import BadRequest
 from tfmq.protocol.messages import CONSISTENT_HASH, RANGE, STICKY
 
 POINTS: Final = 64
-"""Of a member on the ring: with so many the largest share is seldom above twice the mean."""
+"""Points of each member on the ring. With this number the largest share is rarely above twice the mean."""
 
 EVENING_STEPS_MAX: Final = 2_000_000
-"""Looks at a member's partition, or at a member, in search for evener shares; then they are even enough. A plan is made
-in the broker's own thread: a thousand members that each name other partitions keep it for a second at most, not for a
-minute.
+"""Limit of steps (a partition or a member examined) in the search for more even assignments.
+
+Assignments are computed in the broker's thread: with this limit, a thousand members with different partition lists
+take at most a second, instead of a minute.
 """
 
 Partition = tuple[str, int]
-"""(topic, number)."""
+"""(topic, partition number)."""
 
 
 class Candidate(NamedTuple):
@@ -50,21 +51,23 @@ def assign(
     partitions: Iterable[Partition],
     owners: Mapping[Partition, str],
 ) -> dict[Partition, str]:
-    """The member of each partition that any of them takes. `owners` says who has which now; who is not (any more) among
-    `members` counts for nothing. Raises BadRequest for an unknown strategy.
+    """Return the member for each partition that any member accepts.
+
+    `owners` are the current owners; those that are no longer in `members` are ignored. Raises BadRequest for an unknown
+    strategy.
     """
     return strategy_of(strategy)(_takers(list(members), sorted(partitions, key=_number_first)), owners)
 
 
 Takers = dict[Partition, frozenset[str]]
-"""Who takes a partition, for those that anybody takes. Low numbers of all topics come first, so that what is taken off
-the end of somebody's share is of all topics."""
+"""The members that accept each partition. Low partition numbers of all topics come first, so that partitions removed
+from the end of an assignment are spread over the topics."""
 
 Strategy = Callable[[Takers, Mapping[Partition, str]], dict[Partition, str]]
 
 
 def strategy_of(name: str) -> Strategy:
-    """Raises BadRequest that names those there are."""
+    """Return the strategy function. Raises BadRequest, which lists the strategies."""
     found = _STRATEGIES.get(name)
     if found is None:
         raise BadRequest(f"{name!r} is no strategy of a group; there are {', '.join(sorted(_STRATEGIES))}.")
@@ -75,7 +78,10 @@ _number_first = itemgetter(1, 0)
 
 
 def _takers(members: Sequence[Candidate], partitions: Sequence[Partition]) -> Takers:
-    """Equal sets are one object, so that to compare thousands of them costs nothing."""
+    """Return the accepting members of each partition.
+
+    Equal sets are one object, so that comparing is cheap.
+    """
     whole: dict[str, frozenset[str]] = {}
     picked: dict[Partition, set[str]] = {}
     for each in members:
@@ -102,7 +108,10 @@ def _takers(members: Sequence[Candidate], partitions: Sequence[Partition]) -> Ta
 
 
 def _range(takers: Takers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
-    """Each run is of partitions of one topic that the same members take."""
+    """Assign contiguous runs.
+
+    Each run consists of partitions of one topic that the same members accept.
+    """
     runs: dict[tuple[str, frozenset[str]], list[Partition]] = {}
     for partition in sorted(takers):
         runs.setdefault((partition[0], takers[partition]), []).append(partition)
@@ -130,7 +139,7 @@ def _consistent_hash(takers: Takers, owners: Mapping[Partition, str]) -> dict[Pa
 
 
 def _next(points: Sequence[tuple[int, str]], partition: Partition, members: Collection[str]) -> str:
-    """The first of `members` behind the partition's own point."""
+    """Return the first of `members` after the partition's point on the ring."""
     start = bisect(points, (_hash(f"{partition[0]}/{partition[1]}"), ""))
     for step in range(len(points)):
         member = points[(start + step) % len(points)][1]
@@ -140,7 +149,7 @@ def _next(points: Sequence[tuple[int, str]], partition: Partition, members: Coll
 
 
 def _hash(text: str) -> int:
-    """The same in every process and every release."""
+    """Return a hash that is the same in every process and release."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
@@ -148,7 +157,10 @@ def _hash(text: str) -> int:
 
 
 def _sticky(takers: Takers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
-    """Whoever has a partition and takes it keeps it, as far as that is even; the rest goes to those who have least."""
+    """Keep current owners as far as that is even.
+
+    The other partitions go to the members with the fewest.
+    """
     kept = {
         partition: owners[partition]
         for partition, members in takers.items()
@@ -166,7 +178,10 @@ def _sticky(takers: Takers, owners: Mapping[Partition, str]) -> dict[Partition, 
 def _even(
     members: Collection[str], partitions: Collection[Partition], kept: Mapping[Partition, str]
 ) -> dict[Partition, str]:
-    """All take all: each gets the quotient, and those who have most anyhow one more where it does not divide."""
+    """Assign evenly if all members accept all partitions.
+
+    The members with the most get the remainder.
+    """
     has: dict[str, list[Partition]] = {member: [] for member in sorted(members)}
     for partition, member in kept.items():
         has[member].append(partition)
@@ -185,11 +200,11 @@ def _even(
 
 
 class _Shares:
-    """Who has what, where not all members take the same, while it is evened out by chains of single moves.
+    """Assignments evened out by chains of moves, if members accept different partitions.
 
-    Where no chain brings two members' numbers nearer to each other, nothing is evener (that is the theorem on optimal
-    semi-matchings); and who could not be helped cannot be later, because those who have most come first. The search
-    ends after `EVENING_STEPS_MAX`.
+    An assignment is optimal when no chain of moves brings the numbers of two members closer together (optimal
+    semi-matching). The member with the most partitions is tried first; a member without such a chain never gets one
+    later. The search ends after SEARCH_STEPS_MAX.
     """
 
     def __init__(self, takers: Takers, kept: Mapping[Partition, str]) -> None:
@@ -217,7 +232,10 @@ class _Shares:
         self._has[member][partition] = None
 
     def even_out(self) -> bool:
-        """One chain of moves from the member that has most, if there is one that helps; whether there was."""
+        """Apply one chain of moves that helps the member with the most partitions.
+
+        Return whether there was one.
+        """
         open_ones = self._has.keys() - self._settled
         self._steps -= len(open_ones)
         for member in sorted(open_ones, key=self._size_and_name, reverse=True):
@@ -230,7 +248,10 @@ class _Shares:
         return False
 
     def _chain(self, start: str) -> list[tuple[Partition, str]]:
-        """Moves, each from the one before, that end at the nearest member with at least two less than `start`."""
+        """Return a chain of moves from `start` to a member with at least two partitions less.
+
+        The nearest such member is chosen; [] if there is none.
+        """
         most = len(self._has[start]) - 2
         came: dict[str, tuple[Partition, str]] = {}
         waiting = deque([start])
@@ -246,7 +267,10 @@ class _Shares:
         return []
 
     def _neighbours(self, member: str) -> list[tuple[str, Partition]]:
-        """Who could take a partition of `member`, those who have least first, and the last one that they could."""
+        """Return the members that accept a partition of `member`, with the last such partition.
+
+        The members with the fewest partitions are first.
+        """
         last = {self._takers[partition]: partition for partition in self._has[member]}
         found = {to: partition for members, partition in last.items() for to in members}
         self._steps -= len(self._has[member]) + sum(map(len, last)) + len(found)

@@ -1,4 +1,4 @@
-"""The groups that the broker has in memory, and what bounds them: in number, in members, in what these ask for."""
+"""The group coordinator: membership, session timeouts, assignment of partitions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from tfmq.protocol.commands import DescribeGroup, Heartbeat, JoinGroup, LeaveGro
 
 
 class GroupRoll:
-    """See the module. A group of which everything is in the catalog is dropped, and made again when it is asked for."""
+    """The groups in memory, and the limits on groups, members and subscriptions.
+
+    A group is dropped when all its state is in the catalog, and created again when it is needed.
+    """
 
     def __init__(self, register: Register, topics: Topics, limits: Mapping[str, int]) -> None:
         self._register, self._topics, self._limits = register, topics, limits
         self._groups: dict[str, Group] = {}
         self._written: dict[str, int] = {}
-        """How many entries of a group are on their way to the catalog: until then it may not be there yet."""
+        """Entries per group that are submitted to the catalog but not written yet."""
         self._asked = 0
         self._granting = 0
         self._generation = 0
@@ -37,11 +40,11 @@ class GroupRoll:
         yield from self._groups.values()
 
     def find(self, name: str) -> Group | None:
-        """The group, if it is in memory."""
+        """Return the group if it is in memory."""
         return self._groups.get(name)
 
     def group(self, name: str) -> Group:
-        """The group, which is in memory from now on."""
+        """Return the group, created in memory if necessary."""
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = Group(name, self._register, self._topics)
@@ -52,19 +55,19 @@ class GroupRoll:
             del self._groups[group.name]
 
     def next_generation(self) -> int:
-        """A number that no group had before."""
+        """Return a generation that no group has used."""
         self._generation = max(self._generation, self._register.generation) + 1
         return self._generation
 
-    # What is on its way to the catalog
+    # Entries that are being written
 
     def submitted(self, name: str, grants: int = 0) -> None:
-        """An entry of the group was handed to the catalog."""
+        """Count an entry that was submitted to the catalog."""
         self._written[name] = self._written.get(name, 0) + 1
         self._granting += grants
 
     def arrived(self, name: str, grants: int = 0) -> None:
-        """It is there, or never will be."""
+        """Count an entry as written or failed."""
         self._granting -= grants
         self._written[name] -= 1
         if not self._written[name]:
@@ -72,13 +75,13 @@ class GroupRoll:
 
     @property
     def room(self) -> int:
-        """How many partitions more may have an owner."""
+        """How many more partitions may have an owner."""
         return self._limits["group_owners"] - self._register.owners_count - self._granting
 
     # Limits
 
     def refuse_many(self, name: str) -> None:
-        """Raises NotAllowed for one group too many."""
+        """Raise NotAllowed if the group would exceed the limit on groups."""
         known = self._register.groups
         if name in known:
             return
@@ -87,15 +90,16 @@ class GroupRoll:
             raise NotAllowed(f"The broker has {len(known)} groups, its limit (limits.groups).")
 
     def refuse_member(self, group: Group, instead_of: Member | None) -> None:
-        """Raises NotAllowed for one member too many."""
+        """Raise NotAllowed if another member would exceed the limit on members."""
         if instead_of is None and len(group.members) >= self._limits["group_members"]:
             raise NotAllowed(
                 f"The group {group.name} has {len(group.members)} members (limits.group_members)."
             )
 
     def ask(self, member: Member, wishes: Wishes | None, instead_of: Member | None = None) -> None:
-        """The member asks for something else from now on, or (None) for nothing. Raises NotAllowed for too many names;
-        then nothing has changed.
+        """Replace the member's subscription; None removes it.
+
+        Raises NotAllowed if all subscriptions together exceed the limit; nothing has changed then.
         """
         before = member if instead_of is None else instead_of
         less = 0 if before.wishes is None else before.wishes.size
@@ -111,23 +115,23 @@ class GroupRoll:
 
 
 BEATS_A_SESSION: Final = 3
-"""A heartbeat waits for no longer than this part of its session time: two may be lost before the member is dead."""
+"""A heartbeat waits at most this part of the session timeout, so that two may be lost before the member expires."""
 
 GrantRow = tuple[str, int, int, int]
 """The fields of `GrantedPartition`."""
 
 
 class GroupWaits:
-    """Heartbeats that wait until there is something about its share that their member does not know: one a member.
+    """Parked heartbeats, at most one per member, until its member must be notified of a change.
 
-    Who is to be looked at, and when, is the business of `groups`.
+    `GroupCoordinator` decides when a heartbeat is checked.
     """
 
     def __init__(self, timers: Timers, topics: Topics) -> None:
         self._timers, self._topics = timers, topics
 
     def wait(self, group: Group, member: Member, waiting: Waiting, wait_ms: int) -> None:
-        """From now on this one waits; one before it is answered."""
+        """Park a heartbeat. An earlier one of the member is answered."""
         self.end(group, member)
         member.waiting = waiting
         seconds = min(wait_ms, member.session_ms / BEATS_A_SESSION) / 1000
@@ -135,7 +139,7 @@ class GroupWaits:
             waiting.timer = self._timers.idle_after(seconds, partial(self.end, group, member))
 
     def look(self, group: Group, member: Member) -> None:
-        """Answers what waits, if its member does not know everything, or would not wait."""
+        """Answer the parked heartbeat if there is news, or if it does not want to wait."""
         waiting = member.waiting
         if waiting is None:
             return
@@ -147,7 +151,7 @@ class GroupWaits:
             self.end(group, member)
 
     def end(self, group: Group, member: Member, error: TfmqError | None = None) -> None:
-        """Answers what waits: nothing has changed, or `error`."""
+        """Answer the parked heartbeat: nothing has changed, or `error`."""
         waiting = member.waiting
         if waiting is None:
             return
@@ -158,7 +162,7 @@ class GroupWaits:
             waiting.reply.error(error)
 
     def cancel(self, members: Mapping[Member, Group], session: Session, correlation: int) -> bool:
-        """Ends the one of that number, unchanged; whether there was one."""
+        """Answer the parked heartbeat with that correlation number. Return whether there was one."""
         for member, group in members.items():
             waiting = member.waiting
             if (
@@ -171,11 +175,11 @@ class GroupWaits:
         return False
 
     def joined(self, group: Group, member: Member, reply: Reply) -> None:
-        """Answers a JOIN_GROUP."""
+        """Answer a JOIN_GROUP."""
         reply.ok(member.id, member.generation, self.share(group, member), self.note(group, member))
 
     def share(self, group: Group, member: Member) -> list[GrantRow]:
-        """The member's share as it is told."""
+        """Return the member's assignment for the reply."""
         share = group.share(member)
         names = {incarnation: self._topics.by_incarnation(incarnation) for incarnation, _ in share}
         return [(name, *key, share[key]) for key in sorted(share) if (name := names[key[0]]) is not None]
@@ -189,15 +193,15 @@ class GroupWaits:
             self._timers.cancel(waiting.timer)
 
 
-# Which members of groups are alive: by their connections, and by when they were last heard of.
-
 LATE_A_SESSION: Final = 0.1
-"""A broker that is late by more than this part of a session time is not only busy: it, or its machine, was stopped."""
+"""If the broker checks a member late by more than this part of the session timeout, the broker itself was stopped."""
 
 
 class GroupWatch:
-    """`dead(group, member)` once nothing is heard of one for its session time, or its connection is gone for a part of
-    that; `alone(group, member)` when its connection has just gone.
+    """Session timeouts of members.
+
+    `expired(group, member)` is called when a member has sent nothing for its session timeout, or its connection was
+    closed for a part of it; `disconnected(group, member)` when its connection was closed just now.
     """
 
     def __init__(
@@ -208,11 +212,11 @@ class GroupWatch:
         self._connected: dict[Session, dict[Member, Group]] = {}
 
     def begin(self, group: Group, member: Member) -> None:
-        """A member that is not connected yet."""
+        """Start the session timeout of a member that has no connection yet."""
         self._arm(group, member)
 
     def heard(self, group: Group, member: Member, session: Session) -> None:
-        """The member is there, at the other end of `session`; one call back a session, however many it has."""
+        """Record a request of the member on its own connection `session`."""
         if member.session is session:
             member.seen = self._timers.now()
             return
@@ -227,18 +231,18 @@ class GroupWatch:
             session.on_close(partial(self._closed, session))
 
     def touch(self, member: Member) -> None:
-        """The member was heard of over another's connection."""
+        """Record a request for the member on another connection."""
         member.seen = self._timers.now()
 
     def end(self, member: Member) -> None:
-        """It is no member any more."""
+        """Stop monitoring a member."""
         self._disconnect(member)
         if member.timer is not None:
             self._timers.cancel(member.timer)
             member.timer = None
 
     def members(self, session: Session) -> Mapping[Member, Group]:
-        """The members at the other end of a connection."""
+        """Return the members on a connection."""
         return self._connected.get(session, {})
 
     def _disconnect(self, member: Member) -> None:
@@ -258,15 +262,12 @@ class GroupWatch:
         member.timer = self._timers.after(seconds, partial(self._look, group, member))
 
     def _look(self, group: Group, member: Member) -> None:
-        """The time that it had when the timer was set is over; it may have more by now.
-
-        A broker that looks late stood still itself: what members said meanwhile is yet to be read, so they have their
-        session time from now on.
-        """
+        """Check a member whose timer expired; it may have been active since the timer was set."""
         member.timer = None
         now = self._timers.now()
         late = now - member.deadline()
         if late > LATE_A_SESSION * member.session_ms / 1000:
+            # The broker itself did not run, so requests of the member may be unread. It gets a full session timeout.
             member.spare(now)
         if now < member.deadline():
             self._arm(group, member)
@@ -274,29 +275,31 @@ class GroupWatch:
             self._dead(group, member)
 
 
-# Groups of consumers: each partition has one owner, by a grant that is on the disk before its owner is told.
-#
-# What changes during a turn (members, wishes, topics, partitions given up) is one plan and one entry in the catalog at
-# its end. Heartbeats wait for what that does to their member's share. From the moment of the plan on a partition is its
-# new owner's: commits of the one before are `Fenced`. A member of which nothing is heard is dead, and what it had is
-# free; until somebody gets it, it may come back and go on, also over a restart of the broker, behind which every owner
-# has its session time to do so.
-
 log = logging.getLogger("tfmq.broker")
 
 RETRY_SECONDS: Final = 1.0
-"""When an entry that the catalog refused is tried again: its disk is full, or it is busy."""
+"""Interval of retries for an entry that the catalog rejected because it is busy or its disk is full."""
 
 
 class Join(NamedTuple):
-    """Who waits to hear that it is a member."""
+    """A member and its pending JOIN_GROUP reply."""
 
     member: Member
     reply: Reply
 
 
 class Groups:
-    """All groups. What must last is in the catalog's register; who is there, and what shall be, is here."""
+    """All consumer groups.
+
+    Durable state is in the catalog, members and planned assignments are in memory.
+
+    Each partition has at most one owner per group, and the assignment is durable before the owner is notified.
+    Changes during a turn (members, subscriptions, topics, released partitions) are combined into one plan and one
+    catalog entry at its end. Heartbeats are parked until the member's assignment changes. From the plan on the
+    partition belongs to the new owner, and commits of the previous one are `Fenced`. A member whose session timeout
+    expires loses its partitions. Until they are assigned to others the member may return and continue, even across a
+    restart of the broker, after which every owner has a full session timeout.
+    """
 
     def __init__(
         self,
@@ -314,14 +317,14 @@ class Groups:
         self._waits = GroupWaits(timers, topics)
         self._watch = GroupWatch(timers, dead=self._dead, alone=self._alone)
         self._due: dict[str, set[str]] = {}
-        """Groups that are to be planned at the end of the turn, with the members that are looked at then."""
+        """Groups to be planned at the end of the turn, with the members whose heartbeats are checked then."""
         self._changed_topics: set[str] = set()
         self._joins: dict[str, list[Join]] = {}
 
-    # The start, the end, the topics
+    # Start, stop, topics
 
     def start(self) -> None:
-        """Whoever had something before the start has its session time to be heard of."""
+        """Start a session timeout for each owner in the catalog."""
         for name, row in self._catalog.register.groups.items():
             if row.owners:
                 group = self._roll.group(name)
@@ -330,21 +333,23 @@ class Groups:
                 self._mark(group)
 
     def stop(self) -> None:
-        """The broker stops: whoever waits gets the error."""
+        """Answer all parked heartbeats with an error; the broker is stopping."""
         for group in self._roll:
             for member in group.members.values():
                 self._waits.end(group, member, Busy(STOPPING))
 
     def topic_changed(self, name: str) -> None:
-        """A topic is there, has grown, or is gone."""
+        """Plan again for a topic that was created, has grown, or was deleted."""
         self._changed_topics.add(name)
 
     # Membership
 
     def join(self, request: JoinGroup, reply: Reply, session: Session) -> None:
-        """Makes the caller a member that holds nothing; answered once that, and what it is given, is on the disk.
+        """Add a member without partitions.
 
-        Raises BadRequest, NotAllowed.
+        The reply is sent once that, and its assignment, is durable.
+
+        Raises BadRequest, NotAllowed, Fenced.
         """
         wishes = _wishes(request.topics, request.strategy, request.only)
         self._roll.refuse_many(request.group)
@@ -372,7 +377,12 @@ class Groups:
         log.info("group %s: %s (%s) joins", group.name, member.id, session.identity)
 
     def heartbeat(self, request: Heartbeat, reply: Reply, session: Session) -> None:
-        """Keeps the member alive, takes what it gives up, and waits for what it does not know. Raises Fenced."""
+        """Process a heartbeat: keep the member alive and accept released partitions.
+
+        It is parked until there is news for the member.
+
+        Raises Fenced, BadRequest, NotAllowed.
+        """
         group, member = self._member(request.group, request.member, request.generation, session)
         wanted = request.subscription
         if wanted is not None:
@@ -386,13 +396,13 @@ class Groups:
         held = {(each.incarnation, each.partition): each.leaving for each in request.held}
         if group.give_up(member, held, request.generation):
             self._mark(group)
-        # What it is to give up and has not got is no news: it would only be kept for as long as this waits.
+        # Partitions to be released that the member does not own are no news; parking them would waste memory.
         known = {key: leaving for key, leaving in held.items() if not leaving or key in member.owned}
         self._waits.wait(group, member, Waiting(reply, session, request.generation, known), request.wait_ms)
         self._look(group, [member.id])
 
     def leave(self, request: LeaveGroup, reply: Reply) -> None:
-        """Gives up the place and all that the member has; answers whether there was anything."""
+        """Remove a member and release its partitions. Reply whether it was a member."""
         try:
             group, member = self._member(request.group, request.member, request.generation)
         except Fenced:
@@ -405,12 +415,13 @@ class Groups:
         reply.ok(True)
 
     def cancel(self, session: Session, correlation: int) -> bool:
-        """Ends a heartbeat that waits, unchanged; whether there was one."""
+        """End a parked heartbeat without a change. Return whether there was one."""
         return self._waits.cancel(self._watch.members(session), session, correlation)
 
     def member_of(self, name: str, member_id: str, generation: int, session: Session | None) -> Group:
-        """The group, if this is a member of it; hearing of it keeps it alive. `session`: its own connection, if this is
-        that. Raises Fenced.
+        """Return the group of a member and keep the member alive. Raises Fenced if it is no member.
+
+        `session` is the member's own connection, or None if the request uses another one.
         """
         group, member = self._member(name, member_id, generation, session)
         if session is None:
@@ -422,8 +433,9 @@ class Groups:
     def _member(
         self, name: str, member_id: str, generation: int, session: Session | None = None
     ) -> tuple[Group, Member]:
-        """The member, which is one from here on if the catalog knows it as an owner. Raises Fenced; also where it has
-        gone on over a later connection than `session`.
+        """Return a member; one that the catalog knows as an owner becomes a member again.
+
+        Raises Fenced, also if the member has used a later connection than `session`.
         """
         group = self._roll.group(name)
         member = group.members.get(member_id)
@@ -434,7 +446,7 @@ class Groups:
                 self._mark(group)
         if member is None or generation < member.joined:
             self._roll.drop_if_empty(group)
-            raise fenced(group, member_id, "is none (any more)")
+            raise fenced(group, member_id, "is not a member (any more)")
         _refuse_left(group, member, session)
         return group, member
 
@@ -442,20 +454,22 @@ class Groups:
         return min(asked, self._limits["session_ms"])
 
     def find(self, name: str) -> Group | None:
-        """The group, if anything of it is not in the catalog."""
+        """Return the group if it is in memory."""
         return self._roll.find(name)
 
     def known(self, name: str) -> bool:
-        """Whether there is such a group, in the catalog or only in memory."""
+        """Return whether the group exists, in the catalog or only in memory."""
         return name in self._catalog.register.groups or self._roll.find(name) is not None
 
     def submit(self, entry: Sequence[Any], done: Waiter) -> None:
-        """An entry about a group that was cleared; `done` once it is on the disk."""
+        """Append an entry about a cleared group; `done` is called once it is durable."""
         self._catalog.submit(entry, done)
 
     def clear(self, name: str) -> tuple[Group, int]:
-        """Nobody is a member, or has anything, any more: under that new generation, once the caller has it written, and
-        says so with `cleared`. Raises NotAllowed for one group too many.
+        """Remove all members and owners of a group. Return it with a new generation.
+
+        The caller writes that generation to the catalog and then calls `removal_written`. Raises NotAllowed if the
+        group would exceed the limit on groups.
         """
         self._roll.refuse_many(name)
         group = self._roll.group(name)
@@ -467,15 +481,17 @@ class Groups:
         return group, self._roll.next_generation()
 
     def cleared(self, group: Group, error: BaseException | None) -> None:
-        """What `clear` promised is on the disk, or not."""
+        """End what `remove_all_members` began: its entry is durable, or failed."""
         self._roll.arrived(group.name)
         self._roll.drop_if_empty(group)
 
-    # Death
+    # Expired members
 
     def _dead(self, group: Group, member: Member) -> None:
-        log.warning("group %s: %s is not heard of any more; what it had is free", group.name, member.id)
-        self._end(group, member, fenced(group, member.id, "was not heard of for its session time"))
+        log.warning(
+            "group %s: the session of %s has expired; its partitions are released", group.name, member.id
+        )
+        self._end(group, member, fenced(group, member.id, "sent nothing for its session timeout"))
         group.lose(member.id)
         self._mark(group)
 
@@ -483,23 +499,26 @@ class Groups:
         self._waits.end(group, member, Abandoned())
 
     def _end(self, group: Group, member: Member, error: TfmqError) -> None:
-        """It is no member any more."""
+        """Stop monitoring a member that has left, and answer its heartbeat with `error`."""
         self._watch.end(member)
         self._waits.end(group, member, error)
         self._roll.ask(member, None)
 
-    # Who gets what
+    # Assignment
 
     @property
     def due(self) -> bool:
-        """Whether `balance` has something to do."""
+        """Whether `balance` has work."""
         return bool(self._due or self._changed_topics)
 
     def _mark(self, group: Group, *member_ids: str) -> None:
         self._due.setdefault(group.name, set()).update(member_ids)
 
     def balance(self) -> bool:
-        """At the end of a turn: what changed is one plan and one entry a group; whether there was anything to do."""
+        """Plan changed groups at the end of a turn, one catalog entry per group.
+
+        Return whether there were any.
+        """
         if not self.due:
             return False
         changed, self._changed_topics = self._changed_topics, set()
@@ -515,7 +534,10 @@ class Groups:
         return True
 
     def _plan(self, group: Group, member_ids: Collection[str]) -> None:
-        """What should be written now; a new plan may concern everybody, else it is the members of these names."""
+        """Plan a group and submit the changes.
+
+        A new plan checks all heartbeats, otherwise those of `member_ids`.
+        """
         joins = self._joins.pop(group.name, [])
         member_ids = list(group.members) if group.stale else member_ids
         generation = self._roll.next_generation()
@@ -530,7 +552,7 @@ class Groups:
     def _written(
         self, group: Group, changes: Changes, joins: list[Join], error: BaseException | None
     ) -> None:
-        """The entry is on the disk, or, for all that is known, not."""
+        """Handle the result of an entry: durable, or failed with an unknown outcome."""
         self._roll.arrived(group.name, len(changes.grants))
         group.written(changes, forced=error is None)
         for join in joins:
@@ -556,7 +578,7 @@ class Groups:
             reply.error(fenced(group, member.id, "joined again, or left, before it was answered"))
 
     def _look(self, group: Group, member_ids: Iterable[str]) -> None:
-        """Answers their heartbeats, where there is something to say; behind the plan, if there is one in this turn."""
+        """Check the members' heartbeats; after the plan, if the group is planned in this turn."""
         if group.name in self._due:
             self._mark(group, *member_ids)
             return
@@ -568,7 +590,7 @@ class Groups:
     # Descriptions
 
     def list(self) -> list[dict[str, Any]]:
-        """LIST_GROUPS: one map a group."""
+        """Return the rows of LIST_GROUPS."""
         groups = self._catalog.register.groups
         return [self._summary(name, groups[name]) for name in sorted(groups)]
 
@@ -577,7 +599,10 @@ class Groups:
         return summary(name, row, self._roll.find(name), partitions, self._timers.now())
 
     def describe(self, request: DescribeGroup, reply: Reply) -> None:
-        """DESCRIBE_GROUP: its members, generation, offsets and lag; an unknown group is an empty one."""
+        """Answer DESCRIBE_GROUP: members, generation, offsets and lag.
+
+        An unknown group is described as empty.
+        """
         row = self._catalog.register.groups.get(request.group, GroupRow())
         group, now = self._roll.find(request.group), self._timers.now()
         summary = self._summary(request.group, row)
@@ -596,23 +621,27 @@ class Groups:
 
 
 def _wishes(topics: Collection[str], strategy: str, only: Iterable[PartitionName] | None) -> Wishes:
-    """Raises BadRequest for an unknown strategy."""
+    """Return a subscription. Raises BadRequest for an unknown strategy."""
     strategy_of(strategy)
     return Wishes(topics, strategy, None if only is None else {(each.topic, each.partition) for each in only})
 
 
 def _refuse_left(group: Group, member: Member | None, session: Session | None) -> None:
-    """What was sent before the member connected again, and is read behind it, is too late: it would take back what
-    was said since.
+    """Raise Fenced for a request on an older connection of the member.
+
+    It was sent before the member reconnected and would revert what the member sent since.
     """
     if member is not None and session is not None and member.left(session):
-        raise fenced(group, member.id, "has gone on over a later connection")
+        raise fenced(group, member.id, "continued on a later connection")
 
 
 def fenced(group: Group, member_id: str, why: str) -> Fenced:
-    """The error for who is no member, or has not got the partition, with the reason."""
+    """Return the error for a caller that is no member, or does not own the partition.
+
+    `why` is the reason.
+    """
     return Fenced(
-        f"The member {member_id or '?'} of the group {group.name} {why}. What it had may be another's: drop work begun"
-        " with that; who lost its place joins again.",
+        f"The member {member_id or '?'} of the group {group.name} {why}. Its partitions may belong to another member:"
+        " discard work begun with them; a member that was removed joins again.",
         generation=group.row.generation,
     )

@@ -1,11 +1,4 @@
-"""One group: who is in it, who has which partition, and who shall have it.
-
-A partition is somebody's by a grant that is in the catalog. It gets another owner only when the one before has given it
-up, has left, or is dead. Who shall have it (`target`) changes with the members and the topics; what an owner has and
-shall not have is revoked, which means: it is not in its share any more, and the next one waits until it lets go.
-
-Nothing here waits or writes: `changes` says what should be written, `written` that it is on the disk.
-"""
+"""State of one consumer group: members, owners of partitions, and the planned assignment."""
 
 from __future__ import annotations
 
@@ -20,13 +13,13 @@ from tfmq.broker.topics import Topics
 
 
 class Changes(NamedTuple):
-    """What is to be written: new owners by partition, and partitions that are nobody's."""
+    """Owner changes to be written: new owners by partition, and partitions without an owner."""
 
     grants: dict[Key, Owner]
     freed: list[Key]
 
     def rows(self) -> list[tuple[str, int, list[Key]]]:
-        """As an entry GROUP_OWNERS has them: for each member its session time and partitions."""
+        """Return the rows of a GROUP_OWNERS entry: session timeout and partitions by member."""
         rows: dict[tuple[str, int], list[Key]] = {("", 0): self.freed} if self.freed else {}
         for key, owner in self.grants.items():
             rows.setdefault((owner.member, owner.session_ms), []).append(key)
@@ -34,7 +27,15 @@ class Changes(NamedTuple):
 
 
 class Group:
-    """See the module. `members` are in the order in which they came."""
+    """One consumer group. `members` are in the order in which they joined.
+
+    A partition has the owner that the catalog names. It gets another owner only after the current one has released
+    it, has left, or has expired. The planned assignment (`target`) changes with members and topics. What an owner has
+    and should not have is revoked: it is not in its assignment any more, and the next owner waits until it is
+    released.
+
+    This class does no I/O: `changes` returns what must be written, `changes_written` is called when that is done.
+    """
 
     def __init__(self, name: str, register: Register, topics: Topics) -> None:
         self.name = name
@@ -42,17 +43,17 @@ class Group:
         self.members: dict[str, Member] = {}
         self.target: dict[Key, str] = {}
         self.stale = False
-        """Whether the target must be made anew: members, their wishes or the topics changed."""
+        """Whether the target must be computed again: members, their subscriptions or the topics changed."""
         self._awaited: dict[str, dict[Key, None]] = {}
-        """Of the target what its member does not have, by member: free, or another one's."""
+        """Partitions of the target that their member does not own yet, by member."""
         self._holders: dict[Key, str] = {}
-        """What the members have, by partition: `owned` of all of them."""
+        """Owners among the living members, by partition: the inverse of `Member.owned`."""
         self._pending: dict[Key, Owner] = {}
-        """Grants on their way to the disk: nobody is told of them, and they fence already."""
+        """Assignments being written to the catalog: their owners are not notified yet, but previous ones are fenced."""
         self._void: dict[Key, int] = {}
-        """Grants that were given up, and are in the catalog yet."""
+        """Assignments that were released but are still in the catalog, by partition, with their generation."""
         self._found: set[str] = set()
-        """Members that the catalog knew, some of which may have been heard of since."""
+        """Members restored from the catalog, some of which may have sent a heartbeat since."""
 
     @property
     def row(self) -> GroupRow:
@@ -60,51 +61,57 @@ class Group:
 
     @property
     def empty(self) -> bool:
-        """Whether everything to be known of it is in the catalog."""
+        """Whether the catalog contains all state of the group."""
         return not self.members and not self._pending
 
     def wants_any(self, topics: Collection[str]) -> bool:
-        """Whether a member asks for one of these."""
+        """Return whether a member subscribes to one of the topics."""
         wishes = (each.wishes for each in self.members.values())
         return any(each is not None and not each.topics.isdisjoint(topics) for each in wishes)
 
-    # Who has what
+    # Owners
 
     def owner(self, key: Key) -> Owner | None:
-        """Who has the partition, or is just being given it; also one of whom nothing is heard any more."""
+        """Return the owner of a partition.
+
+        Assignments that are being written count, and so do expired owners.
+        """
         owner = self._pending.get(key) or self.row.owners.get(key)
         return None if owner is None or self._void.get(key) == owner.grant else owner
 
     def has(self, member_id: str, generation: int, key: Key) -> bool:
-        """Whether the member of that generation has the partition."""
+        """Return whether the member owned the partition at that generation."""
         owner = self.owner(key)
         return owner is not None and owner.member == member_id and owner.grant <= generation
 
     def holder(self, key: Key) -> Member | None:
-        """The living member that has the partition, and has been or may be told so."""
+        """Return the living member that owns the partition."""
         member_id = self._holders.get(key)
         return None if member_id is None else self.members[member_id]
 
     def share(self, member: Member) -> dict[Key, int]:
-        """What the member has and shall have, with the grants."""
+        """Return the partitions that the member should keep, with their generations."""
         return {key: grant for key, grant in member.owned.items() if self.target.get(key) == member.id}
 
     def awaited(self, member_id: str) -> list[Key]:
-        """What the member shall have and has not."""
+        """Return the partitions planned for the member that it does not own yet."""
         return list(self._awaited.get(member_id, ()))
 
     def coming(self, member_id: str) -> bool:
-        """Whether something is on its way to the member."""
+        """Return whether an assignment to the member is being written."""
         return bool(self._pending) and any(owner.member == member_id for owner in self._pending.values())
 
     def unheard(self) -> list[Member]:
-        """Members that the catalog knew, and that have not said yet what they ask for."""
+        """Return the members restored from the catalog that have not sent a subscription yet."""
         found = [each for name in self._found if (each := self.members.get(name)) and each.wishes is None]
         self._found = {each.id for each in found}
         return found
 
     def unknown_to(self, member: Member, waiting: Waiting) -> bool:
-        """Whether there is something that the member does not know: about its share, or that it must ask anew."""
+        """Return whether the member must be notified.
+
+        It must if its assignment changed, or if it has to send its subscription again.
+        """
         if member.wishes is None:
             return True
         share, held = self.share(member), waiting.held
@@ -117,19 +124,22 @@ class Group:
     # Members
 
     def enter(self, member: Member) -> None:
-        """It joined, and holds nothing, whatever one of its name had before."""
+        """Add a member that joined. It owns nothing, whatever a member of its id owned before."""
         self._void_all(member.id)
         self.lose(member.id)
         self.members[member.id] = member
         self.stale = True
 
     def leave(self, member_id: str) -> Member | None:
-        """It is gone for good, and what it had is free."""
+        """Remove a member for good and release its partitions."""
         self._void_all(member_id)
         return self.lose(member_id)
 
     def lose(self, member_id: str) -> Member | None:
-        """It is dead as far as anybody knows: others may get what it had; what nobody gets it may come back to."""
+        """Remove an expired member.
+
+        Others may get its partitions; the member may return to those left.
+        """
         member = self.members.pop(member_id, None)
         if member is not None:
             self.stale = True
@@ -138,7 +148,10 @@ class Group:
         return member
 
     def adopt(self, member_id: str, generation: int, now: float) -> Member | None:
-        """A member that the catalog knows as the owner of something, under that generation or an earlier one."""
+        """Restore a member that the catalog names as an owner at that or an earlier generation.
+
+        Return None if it does not.
+        """
         owned = {
             key: owner
             for key, owner in self.row.owners.items()
@@ -147,14 +160,14 @@ class Group:
         return self._find(member_id, owned, now) if owned else None
 
     def expect(self, now: float) -> list[Member]:
-        """At the start: all owners that the catalog knows, none of which has been heard of."""
+        """Restore all owners in the catalog as members, at startup."""
         found: dict[str, dict[Key, Owner]] = {}
         for key, owner in self.row.owners.items():
             found.setdefault(owner.member, {})[key] = owner
         return [self._find(member_id, owned, now) for member_id, owned in found.items()]
 
     def _find(self, member_id: str, owned: Mapping[Key, Owner], now: float) -> Member:
-        """Nobody knows when it joined: its grants say what is its."""
+        """Restore a member. The generation of its join is unknown; its assignments have generations."""
         member = self.members[member_id] = Member(member_id, 0, next(iter(owned.values())).session_ms, now)
         member.owned = {key: owner.grant for key, owner in owned.items()}
         self._holders.update(dict.fromkeys(owned, member_id))
@@ -163,7 +176,10 @@ class Group:
         return member
 
     def give_up(self, member: Member, kept: Iterable[Key], generation: int) -> bool:
-        """The member has seen the grants up to `generation`, and of these holds only `kept`; whether that is less."""
+        """Release the partitions assigned up to `generation` that are not in `kept`.
+
+        Return whether there were any.
+        """
         kept = set(kept)
         gone = [key for key, grant in member.owned.items() if grant <= generation and key not in kept]
         for key in gone:
@@ -173,7 +189,7 @@ class Group:
         return bool(gone)
 
     def void(self) -> None:
-        """Nobody has anything any more."""
+        """Release all partitions of the group."""
         for member_id in {owner.member for owner in (*self.row.owners.values(), *self._pending.values())}:
             self._void_all(member_id)
 
@@ -182,11 +198,12 @@ class Group:
             if owner.member == member_id:
                 self._void[key] = owner.grant
 
-    # Who shall have what
+    # Planned assignment
 
     def changes(self, generation: int, room: int) -> Changes:
-        """What should be written now, under `generation`: the entry is on its way from here on. At most `room` of the
-        partitions may be ones that had no owner before.
+        """Return the changes to be written now, and treat them as being written.
+
+        At most `room` partitions may be added that had no owner before.
         """
         if self.stale:
             self._retarget()
@@ -212,11 +229,11 @@ class Group:
         return Changes(grants, freed)
 
     def written(self, changes: Changes, forced: bool) -> None:
-        """The entry of `changes` is on the disk, or (not `forced`) was refused, or nobody knows."""
+        """Handle the result of an entry: durable, or (not `forced`) rejected or unknown."""
         for key, owner in changes.grants.items():
             in_catalog = self.row.owners.get(key) == owner
             if not forced and in_catalog:
-                continue  # perhaps on the disk: it is told to nobody, and given to nobody
+                continue  # may be durable: neither notified to its member nor assigned to another one
             if self._pending.get(key) == owner:
                 del self._pending[key]
             member = self.members.get(owner.member)
@@ -249,7 +266,7 @@ class Group:
 
     @property
     def strategy(self) -> str:
-        """That of the oldest member; "" where none is known."""
+        """The strategy of the oldest member; "" if none is known."""
         return next((each.wishes.strategy for each in self.members.values() if each.wishes is not None), "")
 
     def _partitions(self, topics: Iterable[str]) -> Iterator[tuple[Partition, Key]]:
@@ -261,23 +278,24 @@ class Group:
 
 
 _NOBODY = GroupRow()
-"""Of a group that is not in the catalog; nothing is ever put into it."""
+"""For groups that are not in the catalog; never modified."""
 
 
-# What people are told of groups: lists, descriptions, and why a member has less than it asked for.
+# Descriptions for users: LIST_GROUPS, DESCRIBE_GROUP, and why a member has less than it asked for.
 
 TOPICS_SHOWN: Final = 64
-"""Of each member; a pattern may match any number."""
+"""Topics shown per member; a pattern may match any number."""
 
 MEMBERS_SHOWN: Final = 1000
-"""Of a group, so that a description fits a reply whatever the limits are."""
+"""Members shown per group, so that a description fits a reply whatever the limits are."""
 
 SILENT: Final = 0.5
-"""A member that is silent for a longer part of its session time is said to be: a heartbeat comes every third."""
+"""A member that is silent for more than this part of its session timeout is reported: heartbeats are sent every
+third."""
 
 
 def summary(name: str, row: GroupRow, group: Group | None, partitions: int, now: float) -> dict[str, Any]:
-    """One map of LIST_GROUPS; `partitions` are those with an offset."""
+    """Return a row of LIST_GROUPS. `partitions` are those with a committed offset."""
     members = [] if group is None else list(group.members.values())
     return {
         "group": name,
@@ -289,18 +307,19 @@ def summary(name: str, row: GroupRow, group: Group | None, partitions: int, now:
 
 
 def is_live(member: Member, now: float) -> bool:
-    """Whether it is connected, and was heard of within its session time."""
+    """Return whether the member is connected and within its session timeout."""
     return member.session is not None and now - member.seen <= member.session_ms / 1000
 
 
 def members(group: Group, topics: Topics, now: float) -> list[dict[str, Any]]:
-    """Those of DESCRIBE_GROUP, oldest first."""
+    """Return the members for DESCRIBE_GROUP, oldest first."""
     return [describe(group, each, topics, now) for each in list(group.members.values())[:MEMBERS_SHOWN]]
 
 
 def describe(group: Group, member: Member, topics: Topics, now: float) -> dict[str, Any]:
-    """One of them. `partitions` and `leaving` are lists of numbers by topic: what it has and keeps, and what it is to
-    give up.
+    """Return one member for DESCRIBE_GROUP.
+
+    `partitions` (owned and kept) and `leaving` (revoked) are lists of partition numbers by topic.
     """
     share = group.share(member)
     return {
@@ -331,14 +350,17 @@ def by_topic(keys: Iterable[Key], topics: Topics) -> dict[str, list[int]]:
 
 
 def note(group: Group, member: Member, topics: Topics, now: float) -> str:
-    """Why the member has less than it asked for, or waits; "" where there is nothing to say."""
+    """Return why the member has less than it asked for, or waits.
+
+    Return "" if there is nothing to report.
+    """
     awaited = [key for key in group.awaited(member.id) if group.holder(key) is not None]
     if awaited:
         return _waits(group, awaited, topics, now)
     if member.wishes is None or group.share(member):
         return ""
     if group.stale or group.awaited(member.id) or group.coming(member.id):
-        return ""  # partitions change owners at this moment: it is not known yet what this member gets
+        return ""  # an assignment is in progress: its result is not known yet
     expected = group.unheard()
     if expected:
         return _expects(expected, now)
@@ -357,11 +379,14 @@ def note(group: Group, member: Member, topics: Topics, now: float) -> str:
 
 
 def _expects(expected: list[Member], now: float) -> str:
-    """Of members that keep what they have while nobody knows what they ask for."""
+    """Return a note about members whose subscription is not known yet.
+
+    They keep their partitions until then.
+    """
     left = max(each.deadline() for each in expected) - now
     names = ", ".join(sorted(each.id for each in expected)[:3])
     who = f"{plural(len(expected), 'member')} {'has' if len(expected) == 1 else 'have'}"
-    return f"{who} up to {left:.0f} s to be heard of behind the start of the broker: {names}"
+    return f"{who} up to {left:.0f} s to reconnect after the start of the broker: {names}"
 
 
 def _waits(group: Group, awaited: list[Key], topics: Topics, now: float) -> str:
@@ -384,13 +409,12 @@ def plural(count: int, noun: str) -> str:
 
 
 REJOINS_A_SESSION: Final = 10
-"""A member whose connection is gone has a tenth of its session time to come back: its process is dead, or connects
-again at once; to wait for the rest would only keep its partitions idle.
-"""
+"""A member whose connection is closed has a tenth of its session timeout to return. Either its process is dead, or it
+reconnects at once; waiting for the rest would only keep its partitions idle."""
 
 
 class Wishes:
-    """What a member asked for: `only` None: every partition of its topics."""
+    """What a member subscribes to; `only` None: every partition of its topics."""
 
     __slots__ = ("only", "strategy", "topics")
 
@@ -410,13 +434,14 @@ class Wishes:
 
     @property
     def size(self) -> int:
-        """How many names it keeps in memory; at least one, so that whoever asks for nothing is counted, too."""
+        """The number of names kept in memory, plus one, so that empty subscriptions count too."""
         return 1 + len(self.topics) + len(self.only or ())
 
 
 class Waiting:
-    """A HEARTBEAT that waits for a change, and what its sender knows: what it holds (True: it is to give that up), and
-    the last generation that it has seen.
+    """A parked HEARTBEAT, and what its sender knows.
+
+    `held` are the partitions it holds (True: being released), `generation` the last generation it has seen.
     """
 
     __slots__ = ("generation", "held", "reply", "session", "timer")
@@ -427,9 +452,9 @@ class Waiting:
 
 
 class Member:
-    """One member of a group, while the broker hears of it: its connection, its wishes, what it has, what it waits for.
+    """A living member: connection, subscription, owned partitions, parked heartbeat.
 
-    `joined` is the generation of its join: what is older, of the same name, is not this member.
+    `joined` is the generation of its join. Anything older with the same id belongs to another member.
     """
 
     __slots__ = (
@@ -440,36 +465,40 @@ class Member:
         self.id, self.joined, self.session_ms, self.seen = id, joined, session_ms, now
         self.session: Session | None = None
         self.latest = -1
-        """The number of the latest connection over which it was heard of."""
+        """The number of the latest connection that the member used."""
         self.lost_at: float | None = None
-        """When its connection went; None while there is one, and after a start, when it has its whole session time."""
+        """When its connection was closed; None while connected, and after a start, when the full session timeout
+        applies."""
         self.wishes: Wishes | None = None
-        """None for one that was found in the catalog and has not been heard of: it keeps what it has."""
+        """None for a member restored from the catalog before its first heartbeat; it keeps its partitions."""
         self.owned: dict[Key, int] = {}
-        """What it has, by which grant: on the disk, so that it may be told."""
+        """Its partitions with the generations that assigned them; durable, so that the member may be notified."""
         self.waiting: Waiting | None = None
         self.timer: Timer | None = None
 
     def attach(self, session: Session, now: float) -> None:
-        """It is heard of over this connection."""
+        """Record a request on this connection."""
         self.session, self.lost_at, self.seen, self.latest = session, None, now, session.number
 
     def left(self, session: Session) -> bool:
-        """Whether it has gone on over a later connection: what still comes over this one was sent before."""
+        """Return whether requests on this connection are outdated.
+
+        The member has used a later connection then.
+        """
         return session.number < self.latest
 
     def detach(self, now: float) -> None:
-        """Its connection is gone."""
+        """Record that the connection was closed."""
         self.session, self.lost_at = None, now
 
     def spare(self, now: float) -> None:
-        """Nobody listened: it has its time from now on, also to come back."""
+        """Restart the session timeout, because the broker itself did not process requests."""
         self.seen = now
         if self.lost_at is not None:
             self.lost_at = now
 
     def deadline(self) -> float:
-        """When it is dead if nothing more is heard of it."""
+        """Return when the member expires if it sends nothing more."""
         seconds = self.session_ms / 1000
         if self.lost_at is None:
             return self.seen + seconds
@@ -477,11 +506,11 @@ class Member:
 
     @property
     def generation(self) -> int:
-        """The number that all its requests should bear: of its join, or of the last grant."""
+        """The generation that all its requests should have: of its join, or of its last assignment."""
         return max(self.joined, *self.owned.values()) if self.owned else self.joined
 
     @property
     def candidate(self) -> Candidate | None:
-        """As the strategies see it."""
+        """The member as the strategies see it; None if its subscription is unknown."""
         wishes = self.wishes
         return None if wishes is None else Candidate(self.id, wishes.topics, wishes.only)

@@ -1,4 +1,4 @@
-"""Offsets of groups: saved for whoever has the partition, set by hand where nobody is there."""
+"""Commands for group offsets: commit by owners, reset and delete by operators."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -14,14 +14,17 @@ from tfmq.protocol.commands import CommitOffsets, DeleteGroup, GroupOffset, Part
 
 
 class GroupOffsets:
-    """Who may save is asked of `groups`; how it is kept is the business of `offsets`."""
+    """Offset commands. `GroupCoordinator` decides who may commit, `GroupOffsetStore` stores."""
 
     def __init__(self, groups: Groups, offsets: Offsets, timers: Timers) -> None:
         self._groups, self._offsets, self._timers = groups, offsets, timers
 
     def commit(self, request: CommitOffsets, reply: Reply, session: Session) -> None:
-        """Saves offsets of the member's partitions. Raises Fenced where it has none of them, Busy while a transaction
-        has some in doubt.
+        """Commit offsets of the member's partitions.
+
+        Those of other partitions are reported as fenced.
+
+        Raises Fenced if the member owns none of them, Busy while a transaction has some of them in doubt.
         """
         group = self._groups.member_of(request.group, request.member, request.generation, session)
         places: list[GroupPlace] = []
@@ -38,12 +41,13 @@ class GroupOffsets:
     def places(
         self, name: str, member_id: str, generation: int, offsets: Sequence[GroupOffset]
     ) -> list[GroupPlace]:
-        """What a transaction is to commit: all, or none. Raises Fenced, and what `Offsets.require_free` does.
+        """Return the offsets that a transaction is to commit: all of them, or an error.
 
-        The request comes over the producer's connection, which says nothing about the member's.
+        Raises Fenced, and what `GroupOffsetStore.require_free` raises.
         """
+        # The request uses the producer's connection, so it is no sign of life on the member's own one.
         group = self._groups.member_of(name, member_id, generation, None)
-        # The last of a partition counts: one that is named a thousand times is not kept as often.
+        # The last offset of a partition counts; a partition that is named repeatedly is stored once.
         known = {place[:2]: (each, place) for each, place in self._known(offsets)}
         others = [
             PartitionName(each.topic, each.partition)
@@ -57,14 +61,14 @@ class GroupOffsets:
         return places
 
     def _known(self, offsets: Sequence[GroupOffset]) -> Iterable[tuple[GroupOffset, GroupPlace]]:
-        """Those of partitions that are there."""
+        """Yield the offsets whose partitions exist."""
         for each in offsets:
             place = self._offsets.place(each)
             if place is not None:
                 yield each, place
 
     def reset(self, request: ResetGroup, reply: Reply) -> None:
-        """Saves offsets for a group without a live member, and takes everything from those who had something.
+        """Set the offsets of a group without live members, and release all its partitions.
 
         Raises NotAllowed, BadRequest, Busy.
         """
@@ -84,7 +88,7 @@ class GroupOffsets:
         )
 
     def delete(self, request: DeleteGroup, reply: Reply) -> None:
-        """Forgets a group without a live member; answers whether there was one. Raises NotAllowed, Busy."""
+        """Delete a group without live members. Reply whether it existed. Raises NotAllowed, Busy."""
         self._refuse_live(request.group)
         if not self._groups.known(request.group):
             reply.ok(False)

@@ -1,7 +1,6 @@
-"""Where groups go on: offsets saved by generation, forced before the answer, never back across a restart.
+"""Committed offsets of groups, and those that transactions commit or lock.
 
-Offsets belong to an incarnation of a topic; those of a deleted one are left out, both when saved and when
-read.
+Offsets belong to an incarnation of a topic. Those of deleted topics are ignored in commits and reads.
 """
 
 from __future__ import annotations
@@ -29,13 +28,16 @@ GroupPlace = tuple[int, int, int, int, int]
 
 
 Standing = tuple[str, int, str, Place | None, Partition | None]
-"""Topic, partition, its owner ("": nobody), where the group stands (None: nothing is saved), the log if it is open."""
+"""Topic, partition, owner ("" for none), committed offset (None: none), open partition (None: not open)."""
 
 _NOTHING = Place(-1, 0, -1, 0)
 
 
 class Offsets:
-    """Saves and reads; who may save is the business of `groups`. What `locks` has in doubt waits for its end."""
+    """Commits and reads offsets, which are durable before the reply.
+
+    Offsets that `locks` has in doubt are busy.
+    """
 
     def __init__(
         self, catalog: Catalog, topics: Topics, run: Run, offsets_max: int, locks: OffsetLocks
@@ -54,8 +56,12 @@ class Offsets:
         before: Sequence[Sequence[Any]] = (),
         done: Waiter | None = None,
     ) -> None:
-        """Answers how many were saved (and what was `fenced`, where that is given) once they are forced, with the
-        entries `before`, and tells `done` first. Raises what `require_free` does.
+        """Commit offsets.
+
+        The reply, sent once they are durable, has their number and the list `fenced`, if given.
+
+        The entries `before` are written in the same append. `done` is called before the reply. Raises what
+        `require_free` raises.
         """
         self.require_free(group, places)
 
@@ -76,25 +82,23 @@ class Offsets:
             forced(None)
 
     def places(self, offsets: Sequence[GroupOffset], *, any_incarnation: bool = False) -> list[GroupPlace]:
-        """Rows of an OFFSETS entry, of the partitions that are there."""
+        """Return the rows of an OFFSETS entry, without partitions that do not exist."""
         return [place for each in offsets if (place := self.place(each, any_incarnation)) is not None]
 
     def require_free(self, group: str, places: Sequence[GroupPlace]) -> None:
-        """Raises what keeps these from being saved: Busy while a transaction has them in doubt, NotAllowed above the
-        limit.
-        """
+        """Raise Busy while a transaction has an offset in doubt, NotAllowed above the limit."""
         refusal = self._locks.refusal(group, [place[:2] for place in places]) or self._too_many(group, places)
         if refusal is not None:
             raise refusal
 
     def require_free_group(self, group: str) -> None:
-        """Raises Busy while a transaction has offsets of the group in doubt."""
+        """Raise Busy while a transaction has offsets of the group in doubt."""
         refusal = self._locks.refusal(group, None)
         if refusal is not None:
             raise refusal
 
     def _too_many(self, group: str, places: Sequence[GroupPlace]) -> NotAllowed | None:
-        """Why the offsets cannot be kept: they would be more than all groups may have."""
+        """Return the error if the commit would exceed the limit on offsets of all groups."""
         register = self._catalog.register
         if register.offsets_count + len(places) <= self._offsets_max:
             return None
@@ -107,7 +111,10 @@ class Offsets:
         )
 
     def place(self, each: GroupOffset, any_incarnation: bool = False) -> GroupPlace | None:
-        """One row of an OFFSETS entry; None if the partition of that incarnation is not there."""
+        """Return a row of an OFFSETS entry.
+
+        Return None if the partition of that incarnation does not exist.
+        """
         topic = self._topics.find(each.topic)
         if topic is None or each.partition >= len(topic.partitions):
             return None
@@ -118,7 +125,7 @@ class Offsets:
         return topic.incarnation, each.partition, each.offset, each.index, each.epoch
 
     def read(self, request: ReadOffsets, reply: Reply) -> None:
-        """Answers what is saved, once that is sure to stay. Raises Busy."""
+        """Reply with the committed offsets, once what is read is durable. Raises Busy."""
         refusal = self._locks.refusal(request.group, self._wanted(request))
         if refusal is not None:
             raise refusal
@@ -133,7 +140,7 @@ class Offsets:
         self._catalog.when_forced(forced)
 
     def _wanted(self, request: ReadOffsets) -> list[Key] | None:
-        """The keys that are asked for, None: all."""
+        """Return the requested keys; None: all."""
         if request.partitions is None:
             return None
         found = ((self._topics.find(each.topic), each.partition) for each in request.partitions)
@@ -149,7 +156,7 @@ class Offsets:
                 yield (name, *key, *place)
 
     def present(self, group: GroupRow) -> Iterable[tuple[Key, Place, str]]:
-        """The offsets of a group in topics that are there, with the topic's name."""
+        """Yield the group's offsets in existing topics, with the topic's name."""
         for key, place in group.offsets.items():
             name = self._topics.by_incarnation(key[0])
             if name is not None:
@@ -181,7 +188,10 @@ class Offsets:
 
 
 def _measure(rows: list[Standing]) -> list[dict[str, Any]]:
-    """The offsets with their lag; in a worker, since an ordinal may have to be read."""
+    """Return the offsets with their lag.
+
+    Runs in a worker, because an ordinal may be read from the disk.
+    """
     return [
         {
             "topic": name,
@@ -196,8 +206,11 @@ def _measure(rows: list[Standing]) -> list[dict[str, Any]]:
 
 
 def lag(partition: Partition, place: Place | None) -> int:
-    """Messages from `place` (None: nothing is saved) to the end; all that are left where it was deleted; -1 where it
-    cannot be told.
+    """Return the number of messages from `place` (None: from the start) to the end.
+
+    Return -1 if it is unknown.
+
+    If the messages at `place` were deleted, all remaining messages count.
     """
     log = partition.log
     if place is None or place.offset < log.first_offset:
@@ -209,19 +222,19 @@ def lag(partition: Partition, place: Place | None) -> int:
     return -1 if ordinal == ORDINAL_UNKNOWN else log.end_ordinal - ordinal
 
 
-# Offsets that transactions commit, on their way into the catalog: in the order of their places, each once.
-#
-# What comes in a turn is one change, all or none; the next waits until it is written, because the highest place
-# that was applied counts and none may pass one that was not.
-
 JOINED_PLACES: Final = 10_000
-"""Offsets in one change, unless one effect alone has more: some 400 KB, far below a segment of the catalog."""
+"""Maximum offsets in one change, unless a single effect has more: about 400 KB, far below a catalog segment."""
 
 Done = Callable[[Mark | None, BaseException | None], None]
 
 
 class OffsetEffects:
-    """The queue. `put` during a turn, `write` at its end, before the catalog's own."""
+    """Queue of offsets that transactions commit, written in the order of their LSNs.
+
+    Effects queued during a turn become one change, all or nothing. The next change waits until it is written: the
+    highest applied LSN counts, so none may be applied past a missing one. `write` is called at the end of a turn,
+    before the catalog's own.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -230,11 +243,14 @@ class OffsetEffects:
 
     @property
     def due(self) -> bool:
-        """Whether `write` has something to do."""
+        """Whether `write` has work."""
         return bool(self._queue) and not self._writing
 
     def put(self, effect: CommitOffsets, done: Done) -> None:
-        """`done(mark, None)` when it is written, also if it was before; `done(None, error)` when it was not."""
+        """Queue an effect.
+
+        `done(mark, None)` once it is written, also if it was before; `done(None, error)` if not.
+        """
         applied = self._catalog.register.applied.get(effect.source.id)
         stopped = self._catalog.log.stopped
         if applied is None or effect.source[2:] > applied:
@@ -245,7 +261,7 @@ class OffsetEffects:
             done(self._mark(), None)
 
     def write(self) -> bool:
-        """Hands what is queued to the catalog; whether there was anything to do."""
+        """Submit queued effects to the catalog. Return whether there were any."""
         if not self.due:
             return False
         count = self._joined()
@@ -256,7 +272,7 @@ class OffsetEffects:
         return True
 
     def _joined(self) -> int:
-        """How many of the queue are one change."""
+        """Return how many queued effects become one change."""
         places = 0
         for count, (effect, _) in enumerate(self._queue):
             places += sum(len(group.places) for group in effect.groups)
@@ -277,26 +293,27 @@ class OffsetEffects:
 
 
 def entry(effect: CommitOffsets) -> tuple[object, ...]:
-    """The effect as an entry of the catalog."""
+    """Return the effect as a catalog entry."""
     groups = [(each.group, each.generation, each.places) for each in effect.groups]
     return TX_OFFSETS, effect.source.id, effect.source.high, effect.source.low, groups
 
 
-# Offsets that a transaction has in doubt: until it has ended nobody reads, saves or resets them.
-#
-# Whoever read the old place would begin there, and whoever saved another would be overwritten. One offset may be
-# locked by several transactions after a crash, when an earlier one, decided, is applied again.
-
-
 class OffsetLocks:
-    """Locks by group and partition; who holds one is known by its epoch."""
+    """Offsets that transactions have in doubt, by group and partition.
+
+    No other request may read or change them.
+
+    A reader would continue from the old offset, and a commit would be overwritten. After a crash several transactions
+    may lock the same offset, when an earlier decided one is applied again. Locks are identified by the transaction's
+    epoch.
+    """
 
     def __init__(self) -> None:
         self._holders: dict[str, dict[Key, dict[int, str]]] = {}
         self._held: dict[int, list[tuple[str, Key]]] = {}
 
     def lock(self, epoch: int, xid: str, groups: Sequence[GroupPlaces]) -> None:
-        """Adds to what the epoch holds."""
+        """Add locks of the transaction with this epoch."""
         held = self._held.setdefault(epoch, [])
         for each in groups:
             locked = self._holders.setdefault(each.group, {})
@@ -306,7 +323,7 @@ class OffsetLocks:
                 held.append((each.group, key))
 
     def unlock(self, epoch: int) -> None:
-        """Lets go of all that the epoch holds; harmless if that is nothing."""
+        """Release all locks of the epoch; no error if it has none."""
         for group, key in self._held.pop(epoch, ()):
             locked = self._holders.get(group, {})
             holders = locked.get(key, {})
@@ -317,7 +334,10 @@ class OffsetLocks:
                 self._holders.pop(group, None)
 
     def refusal(self, group: str, keys: Iterable[Key] | None) -> Busy | None:
-        """Why these offsets of the group (None: all of them) cannot be touched now; None if they can."""
+        """Return why these offsets of the group (None: all of them) are not available.
+
+        Return None if they are.
+        """
         locked = self._holders.get(group)
         if not locked:
             return None
