@@ -43,11 +43,8 @@ STATES: Final = (
         "zombie-says-handled",
         "who lost a letter says nothing of it",
         _COURSE,
-        (
-            "def _handled(letter: Letter, event: model.Handled) -> Letter | None:\n"
-            "    if letter.token != event.token:\n"
-        ),
-        ("def _handled(letter: Letter, event: model.Handled) -> Letter | None:\n    if not event.token:\n"),
+        ('    """End the lease of a handled letter."""\n    if letter.token != event.token:\n'),
+        ('    """End the lease of a handled letter."""\n    if not event.token:\n'),
         [COURSE],
     ),
     Mutant(

@@ -246,8 +246,8 @@ MEMBERS: Final = (
         "other-wishes-wait-for-the-next-beat",
         "other wishes are told at once",
         _MEMBERSHIP,
-        "            self._wishes, self._to_tell = wishes, True\n            self._news.settle()\n",
-        "            self._wishes, self._to_tell = wishes, True\n",
+        ("            self._wishes, self._to_tell = subscription, True\n            self._news.settle()\n"),
+        "            self._wishes, self._to_tell = subscription, True\n",
         [MEMBERSHIP],
     ),
     Mutant(

@@ -29,10 +29,9 @@ KEPT: Final = (
         "offset-passes-before-the-letter-is-kept",
         "the offset passes a failed message once the store has it",
         "tfmq/client/worker/runner.py",
-        "    def _with_store(self, store: DeadLetters, job: Job, error: Exception) -> Operation[float | None]:\n"
-        "        message = job.message\n",
-        "    def _with_store(self, store: DeadLetters, job: Job, error: Exception) -> Operation[float | None]:\n"
-        "        message = job.message\n        if job.ledger is not None:\n            job.ledger.finish(message)\n",
+        "        message = job.message\n        failure = Failure.of(error, round(self._wall_clock() * 1000))\n",
+        "        message = job.message\n        failure = Failure.of(error, round(self._wall_clock() * 1000))\n"
+        "        if job.ledger is not None:\n            job.ledger.finish(message)\n",
         ["tests/client/test_running.py::test_a_store_that_fails_holds_the_offset_and_calls_nobody_again"],
     ),
     Mutant(
@@ -104,7 +103,10 @@ KEPT: Final = (
         "lost-lease-not-noticed",
         "who lost its lease is told so",
         _KEEPING,
-        '            log.warning("%s is in other hands: the lease was over.", due.id)\n            return ""\n',
+        (
+            '            log.warning("%s belongs to another consumer by now: its lease had expired.", due.id)\n'
+            '            return ""\n'
+        ),
         '            return "handled"\n',
         [f"{KEEPING}::test_what_a_killed_consumer_had_is_anothers_when_the_lease_is_over"],
     ),
@@ -203,8 +205,8 @@ AGAIN: Final = (
         "arrival-not-written-down",
         "what arrived is not sent by the next redrive",
         _REDRIVE,
-        '        """Write down what became of a run."""\n        yield from self._shelf.apply(fate.steps)\n',
-        '        """Write down what became of a run."""\n        yield from ()\n',
+        'in the store and in the report."""\n        yield from self._shelf.apply(fate.steps)\n',
+        'in the store and in the report."""\n        yield from ()\n',
         [f"{REDRIVE}::test_dead_letters_go_to_their_topic_again_as_they_were"],
     ),
     Mutant(
@@ -286,8 +288,8 @@ HANDLED: Final = (
         "idle-store-stuck",
         "a store that was idle goes on when the broker forgot its producer",
         _TOPIC,
-        "            self._drop_id()  # idle for so long that the broker forgot it, and had nothing of this under it\n",
-        "            raise\n",
+        "it did not store this append.\n            self._drop_id()\n",
+        "it did not store this append.\n            raise\n",
         [f"{TOPIC}::test_an_idle_store_goes_on_when_the_broker_forgot_it"],
     ),
     Mutant(

@@ -60,7 +60,7 @@ HANDLERS: Final = (
         "what-nobody-runs-counts-as-done",
         "a handler whose body did not run has failed",
         _LISTENERS,
-        "        found.close()  # it never began\n",
+        "        found.close()  # its body never started\n",
         "        return found.close()\n",
         ["tests/client/test_listeners.py"],
     ),
@@ -205,8 +205,8 @@ DERIVED: Final = (
         "a-missing-mark-is-left-missing-by-repair",
         "a repair writes a missing mark anew from the segments",
         "journal/fsck/log_repair.py",
-        "    if marks is None and bases and not mark_fault:\n",
-        "    if marks is None and bases and mark_fault:\n",
+        "    if checkpoint is None and bases and not mark_fault:\n",
+        "    if checkpoint is None and bases and mark_fault:\n",
         [
             "tests/journal/test_repair.py::test_what_is_made_from_the_segments_is_written_anew_where_it_is_wrong"
         ],

@@ -79,8 +79,8 @@ SAVED: Final = (
         "broken-off-call-counts-as-finished",
         "a call that was broken off leaves its message unprocessed",
         _RUNNING,
-        'nothing is known of it."""\n        yield from ()\n',
-        'nothing is known of it."""\n        yield from ()\n'
+        'the message is not acked."""\n        yield from ()\n',
+        'the message is not acked."""\n        yield from ()\n'
         "        if job.ledger is not None:\n            job.ledger.finish(job.message)\n",
         [PROCESSED],
     ),

@@ -151,13 +151,13 @@ DATABASES: Final = (
         "what a transaction saved is not saved once more",
         "tfmq/client/consumer/external_offsets.py",
         (
-            '        """It is committed: the consumer need not save it again."""\n'
+            '        """Record the commit of the transaction, so that the consumer does not commit the same again."""\n'
             "        with self.lock:\n"
             "            self.consuming.positions.saved_elsewhere(self.places)\n"
             "\n"
         ),
         (
-            '        """It is committed: the consumer need not save it again."""\n'
+            '        """Record the commit of the transaction, so that the consumer does not commit the same again."""\n'
             "        with self.lock:\n"
             "            self.consuming.positions.names()\n"
             "\n"
