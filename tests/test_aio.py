@@ -10,7 +10,7 @@ import pytest
 import tfmq
 from tests.client.fake_broker import HOLD, LOSE, FakeBroker, listening
 from tfmq import admin, aio, consumer, producer
-from tfmq.errors import Busy, Closed, ConnectionFailed, DeliveryFailed, DiskFull, NotAllowed
+from tfmq.errors import Busy, Closed, ConnectionFailed, DeliveryFailed, DiskFull, NotAllowed, TimedOut
 from tfmq.message import Message
 from tfmq.protocol.commands import Produce
 
@@ -158,6 +158,22 @@ def test_flush_and_close_tell_what_nobody_saw() -> None:
             await made.close()
         with pytest.raises(Closed):
             await made.send("orders", b"d")
+
+    play(story)
+
+
+def test_a_close_that_is_cancelled_says_so_to_what_was_pending() -> None:
+    async def story(made: aio.Producer, broker: FakeBroker) -> None:
+        await made.send("orders", b"a")
+        broker.plan(Produce, HOLD)
+        pending = made.send_nowait("orders", b"b")
+        closing = asyncio.create_task(made.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(
+            TimedOut, match=r"closed before it was delivered: the waiting in close\(\) was cancelled"
+        ):
+            await pending
 
     play(story)
 

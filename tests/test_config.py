@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.scale import scaled
 from tfmq import limits
 from tfmq.config import (
+    VARIABLES,
     Config,
     check_topic_settings,
     describe,
@@ -83,6 +85,17 @@ def test_topics_have_keys_of_their_own(file) -> None:  # type: ignore[no-untyped
         ("[zzz]\nqqq = 1", r"no key zzz.qqq \(.*\)\.$"),
         ("listen = 'x'", "no key listen"),
         ("[flush]\nmessages = 'many'", "flush.messages must be a whole number from 0"),
+        (
+            "[flush]\nmessages = '5'",
+            "flush.messages must be a whole number .*, written without quotes, not '5'",
+        ),
+        ("[topic.orders]\nflush.messages = '5'", "written without quotes"),
+        ("[limits]\nconnections = '5'", "written without quotes"),
+        (
+            "[server]\ninsecure = 'yes'",
+            "server.insecure must be true or false, written without quotes, not 'yes'",
+        ),
+        ("[server]\ninsecure = 'no'", "written without quotes"),
         ("[flush]\nmessages = -1", "must be a whole number"),
         ("[flush]\nmessages = 1.5", "must be a whole number"),
         ("[flush]\nmessages = true", "must be a whole number"),
@@ -141,6 +154,44 @@ def test_a_wrong_variable_is_told_and_strangers_are_left_alone() -> None:
     with pytest.raises(ConfigError, match=r'TFMQ_FLUSH_MESAGES.*did you mean "flush.messages"'):
         load(environment={"TFMQ_FLUSH_MESAGES": "1"})
     load(environment={"TFMQ_SERVERS": "a:1", "TFMQ_TEST_SCALE": "1", "PATH": "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("TFMQ_RETENTON_SECONDS", '"retention.seconds", TFMQ_RETENTION_SECONDS'),
+        ("TFMQ_TOPIC_AUTO_CREATE", '"topics.auto_create", TFMQ_TOPICS_AUTO_CREATE'),
+        ("TFMQ_DATA", '"server.data", TFMQ_SERVER_DATA'),
+        ("TFMQ_LISTEN", '"server.listen", TFMQ_SERVER_LISTEN'),
+        ("TFMQ_RETENTION", '"retention.seconds", TFMQ_RETENTION_SECONDS'),
+        ("TFMQ_SERVER", "TFMQ_SERVERS"),
+        ("TFMQ_PORT", ""),
+        ("TFMQ_NOSUCH", ""),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_refused_without_its_value(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(environment={name: "secret"})
+    assert name in caught.value.sentence and "secret" not in caught.value.sentence
+    assert not meant or f"did you mean {meant}?" in caught.value.sentence
+
+
+def test_variables_of_clients_tests_tools_and_of_kubernetes_are_no_settings() -> None:
+    root = CONF.parent
+    files = [path for name in ("tfmq", "tools") for path in (root / name).rglob("*.py")]
+    text = "".join(path.read_text() for path in [*files, root / "tests" / "scale.py"])
+    names = set(re.findall(r"\bTFMQ_[A-Z_]*[A-Z]\b", text)) - {"TFMQ_SECTION_KEY", "TFMQ_SERVER", "TFMQ_PORT"}
+    assert {"TFMQ_SERVERS", "TFMQ_TEST_SCALE", "TFMQ_BENCH_SCALE", "TFMQ_MUTANTS_MAP"} <= names
+    load(environment={name: "1" for name in names if name not in VARIABLES})
+    address = "tcp://10.0.0.1:8367"
+    load(
+        environment={
+            "TFMQ_PORT": address,
+            "TFMQ_SERVICE_HOST": "10.0.0.1",
+            "TFMQ_SERVICE_PORT_CLIENTS": "8367",
+        }
+    )
+    load(environment={"TFMQ_SERVER_PORT_8367_TCP": address, "TFMQ_SERVER_PORT_8367_TCP_ADDR": "10.0.0.1"})
 
 
 @pytest.mark.parametrize(
@@ -213,11 +264,11 @@ def test_check_config_shows_every_key_its_value_and_its_origin() -> None:
 @settings(max_examples=scaled(2000))
 @given(st.sampled_from([*SETTINGS, "x.y"]), st.text(max_size=30).filter(lambda text: "\0" not in text))
 def test_any_text_is_a_value_or_a_config_error(key: str, value: str) -> None:
-    section, name = key.split(".")
+    variable = f"TFMQ_{key.replace('.', '_').upper()}"
     try:
-        load(environment={f"TFMQ_{section.upper()}_{name.upper()}": value})
+        load(environment={variable: value})
     except ConfigError as error:
-        assert key in str(error)
+        assert (key if key in SETTINGS else variable) in str(error)
 
 
 def test_the_shipped_file_says_nothing_but_the_defaults() -> None:

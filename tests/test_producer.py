@@ -179,7 +179,7 @@ def test_failures_that_nobody_saw_are_raised_by_flush_once(producer: Producer, b
     with pytest.raises(DiskFull, match="no space"):
         seen.result(SECONDS)
     unseen = producer.send("orders", b"c")
-    with pytest.raises(DeliveryFailed, match="1 messages could not be delivered") as caught:
+    with pytest.raises(DeliveryFailed, match="1 message could not be delivered") as caught:
         producer.flush(SECONDS)
     assert caught.value.deliveries == [unseen]
     producer.flush(SECONDS)
@@ -283,7 +283,7 @@ def test_delayed_messages_count_for_flush_and_for_back_pressure(servers: str, br
     broker.plan(Produce, DiskFull())
     with Producer(servers, linger_ms=60_000) as made:
         made.send("orders", b"x", delay=5)
-        with pytest.raises(DeliveryFailed, match="1 messages"):
+        with pytest.raises(DeliveryFailed, match="1 message could"):
             made.flush(SECONDS)
     broker.plan(Produce, *[HOLD] * 10)
     full = Producer(servers, buffer_bytes=2000, batch_bytes=500, timeout=0.2)

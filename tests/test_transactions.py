@@ -333,7 +333,7 @@ def test_closing_a_producer_tells_what_it_rolled_back(servers: str, broker: Fake
     producer = Producer(servers)
     tx = producer.begin("order-42")
     tx.send("orders", b"1")
-    with pytest.raises(TransactionRolledBack, match="1 open transactions were rolled back"):
+    with pytest.raises(TransactionRolledBack, match="1 open transaction was rolled back"):
         producer.close()
     producer.close()
     assert tx.state == "rolled_back" and broker.states() == ["rolled_back"]
@@ -353,7 +353,7 @@ tx.send("orders", b"1")
 def test_a_program_that_ends_inside_rolls_back_and_says_so(servers: str, broker: FakeBroker) -> None:
     command = [sys.executable, "-c", PROGRAM, servers]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "1 open transactions were rolled back when the producer was closed" in run.stderr
+    assert "1 open transaction was rolled back when the producer was closed" in run.stderr
     assert broker.states() == ["rolled_back"]
 
 

@@ -150,7 +150,7 @@ def test_flush_and_close_tell_what_nobody_saw() -> None:
         await made.send("orders", b"a")
         broker.plan(Produce, DiskFull("full", outcome="not done"))
         made.send_nowait("orders", b"b")
-        with pytest.raises(DeliveryFailed, match="1 messages could not be delivered"):
+        with pytest.raises(DeliveryFailed, match="1 message could not be delivered"):
             await made.flush()
         await made.close()
         with pytest.raises(Closed):
@@ -195,7 +195,7 @@ def test_a_producer_that_nobody_closed_is_given_up_at_the_end_with_a_log() -> No
         ended = subprocess.run(
             [sys.executable, "-c", program, servers], capture_output=True, text=True, timeout=60
         )
-    assert "1 messages were not delivered when the program ended" in ended.stderr
+    assert "1 message was not delivered when the program ended" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -99,7 +99,9 @@ class Admin:
         return self._driver.run(self._operations.resume(topic, partition))
 
     def truncate_before(self, topic: str, partition: int, offset: int) -> int:
-        """Let go of what lies before `offset`, in whole segments. Returns the first offset that is left."""
+        """Remove the messages before `offset` of one partition, block by block, never more than was asked. Returns the
+        first offset that is left. Raises `OffsetOutOfRange` for an offset after the end. `purge` also moves groups.
+        """
         return self._driver.run(self._operations.truncate_before(topic, partition, offset))
 
     def purge(self, topic: str, partition: int | None = None, before: Place = "latest") -> Purged:
@@ -127,7 +129,8 @@ class Admin:
         self, name: str, topic: str, place: Place, partition: int | None = None, *, create: bool = False
     ) -> dict[int, int]:
         """Put a group to `place` in one partition or all of a topic. Returns the new offset of each partition. An
-        offset, and an `Ordinal`, belongs to one partition. With `create` a group that is not there is made.
+        offset, and an `Ordinal`, belongs to one partition; after its end it is refused with `OffsetOutOfRange`. With
+        `create` a group that is not there is made.
 
         Raises `NotAllowed` while the group has a live member, and for a group that is not there.
         """
@@ -148,7 +151,8 @@ class Admin:
         """Unfinished transactions in the order they were begun, from the one behind epoch `after` on.
 
         `states` None: those that need somebody: prepared, applying, ended by an operator; others are "open" and
-        the like. `group`: only those of one producer group. `limit`: at most so many; None: all, however many.
+        the like. `group`: only those of one producer group. `limit`: at most so many; None: all, however many. Raises
+        `BadRequest` for a state or limit that is none.
         """
         return self._driver.run(self._operations.transactions(states, group, after, limit))
 

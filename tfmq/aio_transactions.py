@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 @documented_as(tfmq.transactions.Transaction)
 class Transaction(TransactionHandle):
-    """`tfmq.transactions.Transaction` for asyncio, with `async with`. A task that is cancelled inside rolls back."""
+    """`tfmq.transactions.Transaction` for asyncio, with `async with`. A task that is cancelled inside rolls back.
+
+    `send`, `send_many`, `prepare`, `commit` and `rollback` are awaited. `commit_offsets` is not: it notes the offsets,
+    and `prepare` or `commit` sends them.
+    """
 
     def __init__(self, core: TransactionCore) -> None:
         self._core = core

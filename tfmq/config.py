@@ -8,11 +8,12 @@ wrong raises `ConfigError` with one sentence that names the place and, for a mis
 import difflib
 import ipaddress
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tfmq import limits
 from tfmq.errors import BadRequest, ConfigError
@@ -33,14 +34,30 @@ from tfmq.settings import (
 
 DEFAULT = "default"
 
+PREFIX: Final = "TFMQ_"
+VARIABLES: Final = {f"{PREFIX}{key.replace('.', '_').upper()}": key for key in SETTINGS}
+"""The environment variable of each setting -> its key."""
+
+OTHER_VARIABLES: Final = ("TFMQ_SERVERS", "TFMQ_CLIENT_ID")
+OTHER_PREFIXES: Final = ("TFMQ_TEST_", "TFMQ_BENCH_", "TFMQ_MUTANTS_")
+"""Variables that clients, tests and tools read. Any other that begins with TFMQ_ is taken for a misspelt setting."""
+
+_SERVICE: Final = re.compile(
+    r"TFMQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+"""What Kubernetes puts into the environment of every pod beside a service that is called tfmq or tfmq-NAME."""
+
 
 class Given(NamedTuple):
-    """One value from one place: `topic` "" for the server's own key, `origin` in words."""
+    """One value from one place: `topic` "" for the server's own key, `origin` in words. `typed`: the place has types of
+    its own, so that a number is not written as a text there.
+    """
 
     key: str
     value: Any
     origin: str
     topic: str = ""
+    typed: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,8 +120,8 @@ def _built(given: Iterable[Given]) -> Config:
     values: dict[str, Any] = {}
     topics: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
-    for key, value, origin, topic in given:
-        read = check(key, value, origin, topic)
+    for key, value, origin, topic, typed in given:
+        read = check(key, value, origin, topic, typed)
         (topics.setdefault(topic, {}) if topic else values)[key] = read
         origins[f'topic."{topic}".{key}' if topic else key] = origin
     parts: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "limits")}
@@ -121,7 +138,7 @@ def _built(given: Iterable[Given]) -> Config:
     return config
 
 
-def check(key: str, value: Any, origin: str, topic: str = "") -> Any:
+def check(key: str, value: Any, origin: str, topic: str = "", typed: bool = False) -> Any:
     """The value as the code uses it. Raises `ConfigError` for a key that is not there or a value it does not
     take.
     """
@@ -130,6 +147,11 @@ def check(key: str, value: Any, origin: str, topic: str = "") -> Any:
     if key not in known:
         raise ConfigError(f"There is no key {shown} ({origin}){_suggestion(key, known)}", key=shown)
     setting, default = SETTINGS[key]
+    if typed and isinstance(value, str) and not setting.kind.is_text:
+        raise ConfigError(
+            f"{shown} must be {setting.kind.text}, written without quotes, not {_short(value)} ({origin}).",
+            key=shown,
+        )
     try:
         read = setting.kind.read(value)
     except ValueError as error:
@@ -256,15 +278,42 @@ def _leaves(tree: Mapping[str, Any], origin: str, topic: str = "", before: str =
         if isinstance(value, dict):
             yield from _leaves(value, origin, topic, f"{before}{name}.")
         else:
-            yield Given(before + name, value, origin, topic)
+            yield Given(before + name, value, origin, topic, typed=True)
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Given]:
-    sections = tuple(f"TFMQ_{section.upper()}_" for section in (*SECTIONS, "limits"))
     for name, value in sorted(environment.items()):
-        prefix = next((each for each in sections if name.startswith(each)), None)
-        if prefix is not None:
-            yield Given(f"{prefix[5:-1].lower()}.{name[len(prefix) :].lower()}", value, name)
+        if not name.startswith(PREFIX):
+            continue
+        key = VARIABLES.get(name.upper())
+        if key is not None:
+            yield Given(key, value, name)
+        elif not _is_of_others(name, value):
+            # The value is not shown: it may be a secret of a program that has nothing to do with this one.
+            raise ConfigError(
+                f"There is no setting for the environment variable {name}{_near_variable(name)}"
+            )
+
+
+def _is_of_others(name: str, value: str) -> bool:
+    if name in OTHER_VARIABLES or name.startswith(OTHER_PREFIXES) or _SERVICE.fullmatch(name):
+        return True
+    # TFMQ_PORT=8367 is somebody's wish; TFMQ_PORT=tcp://10.0.0.1:8367 is one of the variables of a service.
+    return name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value) is not None
+
+
+def _near_variable(name: str) -> str:
+    """As `_suggestion`, with the key and its variable."""
+    word = name.upper().removeprefix(PREFIX)
+    near = [each for each, key in VARIABLES.items() if key.split(".")[1] == word.lower()]
+    near = near or [each for last in ("SECONDS", "BYTES") if (each := f"{PREFIX}{word}_{last}") in VARIABLES]
+    if not near:
+        known = {each.removeprefix(PREFIX): each for each in (*VARIABLES, *OTHER_VARIABLES)}
+        near = [known[each] for each in difflib.get_close_matches(word, known, 1, 0.6)]
+    if not near:
+        return "; tfmq-server --check-config lists the settings."
+    key = VARIABLES.get(near[0])
+    return f'; did you mean "{key}", {near[0]}?' if key else f"; did you mean {near[0]}?"
 
 
 def _from_set(text: str) -> Given:

@@ -16,11 +16,14 @@ from tfmq import limits
 
 class Kind(Protocol):
     """What a key takes. `read` gives the value, or raises ValueError whose text ends the sentence "KEY must
-    be".
+    be". `is_text`: its values may be written as texts also where booleans and numbers have types of their own.
     """
 
     @property
     def text(self) -> str: ...
+
+    @property
+    def is_text(self) -> bool: ...
 
     def read(self, value: Any) -> Any: ...
 
@@ -58,6 +61,7 @@ class Count:
         self.low, self.high, self.units = low, high, units or {"": 1}
         kind = "a size in bytes, or like 64MiB," if units else "a whole number"
         self.text = f"{kind} from {low} to {high}"
+        self.is_text = bool(units)
 
     def read(self, value: Any) -> int:
         number = measure(value, self.units)
@@ -74,6 +78,8 @@ def _plain(number: float) -> str:
 class Seconds:
     """A time in seconds, whole or not; or a text with a unit."""
 
+    is_text = True
+
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
         self.text = f"a time in seconds, or like 10s, 5min, 7d, from {_plain(low)} to {_plain(high)} s"
@@ -89,6 +95,7 @@ class Switch:
     """True or false."""
 
     text = "true or false"
+    is_text = False
     _WORDS: ClassVar[dict[str, bool]] = {
         "true": True,
         "false": False,
@@ -109,6 +116,8 @@ class Switch:
 class Choice:
     """One of some words."""
 
+    is_text = True
+
     def __init__(self, *words: str) -> None:
         self.words = words
         self.text = "one of " + ", ".join(f'"{word}"' for word in words)
@@ -121,6 +130,8 @@ class Choice:
 
 class Words:
     """Any text, not empty unless `empty`."""
+
+    is_text = True
 
     def __init__(self, what: str, empty: bool = False) -> None:
         self.text, self.empty = what, empty
@@ -135,6 +146,7 @@ class Address:
     """HOST:PORT; an IPv6 host stands in brackets; port 0 asks for a free one."""
 
     text = "HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:8367 or [::1]:8367"
+    is_text = True
     _FORM = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*):([0-9]{1,5})")
 
     def read(self, value: Any) -> str:
@@ -148,6 +160,7 @@ class Ensemble:
     """Where a ZooKeeper is; the client reads it closer."""
 
     text = "empty or HOST:PORT,HOST:PORT/PATH of a ZooKeeper, such as 127.0.0.1:2181/meta"
+    is_text = True
     _FORM = re.compile(r"(zookeeper://)?[A-Za-z0-9._:,\[\]-]+(/[A-Za-z0-9._/-]*)?")
 
     def read(self, value: Any) -> str:
@@ -160,6 +173,7 @@ class Levels:
     """A list of times."""
 
     text = 'a list of times, such as ["1s", "5min"]'
+    is_text = True
 
     def read(self, value: Any) -> tuple[float, ...]:
         if not isinstance(value, list | tuple):

@@ -224,6 +224,8 @@ def _leading_size(data: Bytes, start: int) -> int:
     end = min(len(data), start + BLOCK_SIZE_MAX)
     if end - start < size * COLUMNS_COUNT_MIN:
         return 0
+    if data[start + size + FLAG_LOW_POSITION] >= FLAG_CONTROL:
+        return 0  # a block of one record, as most of the catalog's: columns would read all that follows it, each time
     return size * leading(data, start, end, size)
 
 

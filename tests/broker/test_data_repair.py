@@ -47,6 +47,10 @@ def change(disk: SimulatedDisk, suffix: str, cut: Change) -> None:
         disk.write_file(path, data)
 
 
+def contents(disk: SimulatedDisk) -> dict[str, bytes]:
+    return {path: bytes(content.data) for path, content in disk.all_files() if not disk.is_folder(path)}
+
+
 def mended(disk: SimulatedDisk) -> list[Mended]:
     """What a repair did; the next one finds nothing, and a check no damage."""
     assert any(report.damaged for report in verify_data(disk, DATA))
@@ -64,16 +68,36 @@ def test_a_catalog_that_was_closed_is_rebuilt_from_its_snapshot_with_everything(
     broker.stop()
     before = broker.engine.house.catalog.register.dump()
     change(broker.disk, ".catalog", CUTS[how])
-    if how != "rotten":  # what the snapshot has is not read at a clean start
-        for _ in range(2):
-            with pytest.raises(Corrupt, match="meta"):
-                Broker(broker.disk, broker.clock)
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="meta"):
+            Broker(broker.disk, broker.clock)
     (done,) = mended(broker.disk)
     assert "which has everything" in done.note
     again = Broker(broker.disk, broker.clock)
     assert again.engine.house.catalog.register.dump() == before
     again = again.restart().restart()
     assert (again.payloads(), again.saved()) == ([b"hello"], {("orders", 0): 77})
+
+
+def test_a_flipped_bit_anywhere_in_a_catalog_that_was_closed_is_refused_and_nothing_is_changed() -> None:
+    broker = lived()
+    broker.stop()
+    before = broker.engine.house.catalog.register.dump()
+    (path,) = [f"{META}/{name}" for name in broker.disk.list(META) if name.endswith(".catalog")]
+    whole = broker.disk.read_file(path)
+    for position in sorted({0, 80, 300, *range(7, len(whole), len(whole) // scaled(300)), len(whole) - 1}):
+        flipped = bytearray(whole)
+        flipped[position] ^= 1 << 5
+        broker.disk.write_file(path, bytes(flipped))
+        files = contents(broker.disk)
+        with pytest.raises(Corrupt, match="catalog") as caught:
+            Broker(broker.disk, broker.clock)
+        assert caught.value.first <= position < caught.value.next and caught.value.path == path
+        assert "tfmq log repair" in (startup_sentence(caught.value, DATA) or "")
+        assert contents(broker.disk) == files
+    (done,) = mended(broker.disk)
+    assert "which has everything" in done.note
+    assert Broker(broker.disk, broker.clock).engine.house.catalog.register.dump() == before
 
 
 @pytest.mark.parametrize("how", ["half", "empty", "deleted"])

@@ -120,6 +120,15 @@ def test_a_place_that_lies_inside_of_a_message_is_said(cli: Cli, topic: str) -> 
     assert "partition 0: no message begins at 1; the group goes on at 0" in ran.err
 
 
+def test_an_offset_after_the_end_is_none_to_set_a_group_to(cli: Cli, topic: str) -> None:
+    cli("send", topic, "a")
+    cli("read", topic, "-g", topic)
+    for more in ((), ("--dry-run",)):
+        ran = cli("group", "reset", topic, topic, "--to", "99999999", *more)
+        assert ran.code == 1 and "99999999 is not there, and no offset was changed" in ran.err
+    assert cli("group", "reset", topic, topic, "--to", "latest", "--dry-run").code == 0
+
+
 def test_an_offset_of_several_partitions_is_none_to_set_a_group_to(cli: Cli, topic: str) -> None:
     cli("topic", "create", topic, "--partitions", "2")
     for more in ((), ("--dry-run",)):

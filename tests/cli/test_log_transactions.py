@@ -104,7 +104,7 @@ def test_a_dump_shows_every_entry_and_what_it_says(offline: Cli, journal: Path) 
 
 def test_a_dump_for_a_person_names_transactions_and_decisions(offline: Cli, journal: Path) -> None:
     lines = offline("log", "dump", str(journal)).lines
-    assert "transaction 12: 1 messages" in lines[0]
+    assert "transaction 12: 1 message," in lines[0]
     assert "PREPARE of transaction 12 'order-42', 2023-11-14" in lines[2]
     assert "moved from 44" in lines[3]
     assert "COMMIT of transaction 12" in lines[4]

@@ -71,13 +71,32 @@ def test_key_tag_and_properties_travel(cli: Cli, topic: str) -> None:
         '{"payload": "x", "tag": 3}',
         '{"payload": "x", "key": 3}',
         '{"payload_base64": "***"}',
+        '{"payload": "x", "delay": 5}',
+        '{"payload": "x", "partition": 5}',
+        '{"payload": "x", "propertis": {}}',
+        '{"payload": "x", "offset": 5, "delay": 5}',
     ],
 )
 def test_what_read_did_not_print_is_refused_with_its_line(cli: Cli, topic: str, line: str) -> None:
     good = json.dumps({"payload": "first"})
     ran = cli("send", "refused", "--json", given=f"{good}\n{line}\n".encode())
     assert ran.code == 2
-    assert "line 2" in ran.err
+    assert "line 2" in ran.err and "1 message sent before it" in ran.err
+
+
+def test_a_field_that_is_not_used_names_the_option() -> None:
+    with pytest.raises(
+        TypeError, match="'partition' is not used: say --partition, which is for all messages"
+    ):
+        message_of({"payload": "x", "partition": 1}, Shared(None, None, {}, None, None, None))
+    printed = {
+        "payload": "x",
+        "partition": 1,
+        "offset": 0,
+        "ordinal": 0,
+        "appended_at": "2026-11-22T15:05:54Z",
+    }
+    assert message_of(printed, Shared(None, None, {}, None, None, None)).partition is None
 
 
 def test_a_delay_or_a_time_goes_with_every_message() -> None:
@@ -134,6 +153,8 @@ def test_programs_get_the_handles_of_several_that_wait(cli: Cli, topic: str) -> 
 def test_a_time_that_is_none_is_wrong_usage(offline: Cli, when: list[str]) -> None:
     ran = offline("send", "orders", "x", *when)
     assert (ran.code, ran.out) == (2, b"")
+    assert "deliver_at" not in ran.err
+    assert ("for a later time say --at" in ran.err) == ("d" in when[1])
 
 
 def test_wrong_words_are_wrong_usage(cli: Cli, topic: str) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,16 @@ def test_the_status_is_an_object_or_a_table(cli: Cli) -> None:
     table = cli("status").out.decode()
     assert "uptime" in table
     assert "flush.messages" not in table
+
+
+@pytest.mark.parametrize(
+    "words", ["status", "topic list", "group list", "read orders", "topic delete x --yes"]
+)
+def test_a_look_at_a_folder_that_is_not_there_makes_none(offline: Cli, tmp_path: Path, words: str) -> None:
+    folder = tmp_path / "a" / "b"
+    ran = offline(*words.split(), "--servers", f"file:{folder}")
+    assert ran.code == 3 and f"no data folder of a broker at {folder}" in ran.err
+    assert not folder.parent.exists()
 
 
 def test_every_figure_is_explained_on_the_page(cli: Cli) -> None:

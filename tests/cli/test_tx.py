@@ -12,7 +12,7 @@ from tests.client.fake_broker import LOSE, FakeBroker, listening
 from tests.client.in_doubt_broker import InDoubtBroker, row
 from tfmq.cli import tx
 from tfmq.cli.output import Output
-from tfmq.client.admin.models import transaction_description
+from tfmq.client.admin.models import STATES, transaction_description
 from tfmq.errors import ConnectionFailed, NotSupported, StorageStopped
 from tfmq.protocol import commands
 
@@ -111,6 +111,22 @@ def test_a_wrong_name_gets_the_likely_one(desk: Desk) -> None:
     other = desk("show", "order-42", "--epoch", "6")
     assert other.code == 1 and "the latest has 7" in other.err
     assert "`tfmq tx list` has all" in desk("show", "zzz").err
+
+
+def test_a_wrong_name_among_several_keeps_all_of_them_as_they_are(desk: Desk) -> None:
+    desk.put(row("a", 1), row("b", 2))
+    ran = desk("commit", "a", "b", "nope", "--yes")
+    assert (
+        ran.code == 1
+        and "no transaction 'nope'" in ran.err
+        and "Nothing was done with the others." in ran.err
+    )
+    assert {each["state"] for each in desk.broker.rows} == {"prepared"}
+    assert "the others" not in desk("commit", "nope", "--yes").err
+
+
+def test_the_states_of_the_option_are_those_that_can_be_listed() -> None:
+    assert tx.STATES == STATES
 
 
 def test_nothing_is_decided_by_a_script_without_a_yes(desk: Desk) -> None:

@@ -83,7 +83,7 @@ def test_topics_are_made_described_grown_and_deleted(rig: Rig, admin: Administra
     assert rig.run(admin.topic("orders")).incarnation == 1
     assert rig.run(admin.grow_topic("orders", 3)) == 3
     assert rig.run(admin.resume("orders", 0)) == "open"
-    assert rig.run(admin.truncate_before("orders", 0, 77)) == 77
+    assert rig.run(admin.truncate_before("orders", 0, 4)) == 4
     assert rig.run(admin.delete_topic("orders")) is True
     with pytest.raises(UnknownTopic):
         rig.run(admin.delete_topic("orders"))
@@ -126,6 +126,30 @@ def test_a_purge_before_what_is_not_there_yet_removes_nothing(rig: Rig, admin: A
         assert (caught.value.first, caught.value.end) == (3, 4)
     assert not any(isinstance(each, commands.Truncate) for each in rig.broker.requests)
     assert rig.run(admin.purge("orders", 0, 4)).first_offsets == {0: 8}
+
+
+def test_no_offset_after_the_end_is_one_to_truncate_at_or_to_go_on_at(
+    rig: Rig, admin: Administration
+) -> None:
+    rig.run(admin.create_topic("orders", 2, None))
+    for operation, outcome in (
+        (admin.truncate_before("orders", 0, 10**9), "nothing was removed"),
+        (admin.reset_group("g", "orders", 10**9, 0, False), "no offset was changed"),
+        (admin.reset_group("g", "orders", Ordinal(7), 0, False), "no offset was changed"),
+    ):
+        with pytest.raises(
+            OffsetOutOfRange, match=rf"Partition 0 of orders ends at .* is not there, and {outcome}"
+        ):
+            rig.run(operation)
+    assert not any(isinstance(each, commands.Truncate | commands.ResetGroup) for each in rig.broker.requests)
+    assert rig.run(admin.truncate_before("orders", 0, 4)) == 4
+    with pytest.raises(BadRequest, match="An offset is a whole number, not 'latest'"):
+        rig.run(admin.truncate_before("orders", 0, "latest"))  # type: ignore[arg-type]
+
+
+def test_a_topic_has_a_partition_at_least(rig: Rig, admin: Administration) -> None:
+    with pytest.raises(BadRequest, match=r"1 partition or more, up to limits\.partitions_per_topic, not 0"):
+        rig.run(admin.create_topic("orders", 0, None))
 
 
 def test_a_group_that_is_not_there_is_set_only_where_that_is_meant(rig: Rig, admin: Administration) -> None:
@@ -174,6 +198,30 @@ def test_pages_on_which_nothing_is_wanted_are_passed() -> None:
     rig, broker, admin = in_doubt(*((f"x-{number}", number) for number in range(1, 2502)))
     broker.rows[2200]["state"] = "applying"
     assert [each.epoch for each in rig.run(admin.transactions(["applying"], None, 0, None))] == [2201]
+
+
+@pytest.mark.parametrize(
+    ("states", "limit", "error", "sentence"),
+    [
+        (
+            ["weird"],
+            None,
+            BadRequest,
+            "no unfinished transaction in a state 'weird': states are open, preparing",
+        ),
+        ("prepared", None, TypeError, r"states is a list, as \[\"prepared\"\], not 'prepared'"),
+        (5, None, TypeError, "states is a list"),
+        (None, -1, BadRequest, "limit is 0 or more"),
+        (None, "x", TypeError, "limit is a whole number, or None for all, not 'x'"),
+    ],
+)
+def test_states_and_limits_that_are_none_are_told(
+    states: Any, limit: Any, error: type[Exception], sentence: str
+) -> None:
+    rig, broker, admin = in_doubt(("x", 1))
+    with pytest.raises(error, match=sentence):
+        rig.run(admin.transactions(states, None, 0, limit))
+    assert not any(isinstance(each, commands.ListTransactions) for each in broker.requests)
 
 
 def test_all_transactions_are_listed_however_many_pages_they_fill() -> None:

@@ -185,6 +185,10 @@ def test_a_list_has_an_end_and_a_place_to_go_on(rig: Pending) -> None:
     assert listed(rig, after=rig.handle(0), limit=1) == [1]
     with pytest.raises(BadRequest, match="no handle"):
         listed(rig, after="typo")
+    with pytest.raises(BadRequest, match="limit is 0 or more"):
+        listed(rig, limit=-1)
+    with pytest.raises(TypeError, match="limit is a whole number"):
+        listed(rig, limit="x")  # type: ignore[arg-type]
 
 
 def test_a_list_may_be_of_some(rig: Pending) -> None:

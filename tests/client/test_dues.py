@@ -130,17 +130,18 @@ def test_numbers_that_are_no_time_are_refused(wrong: float) -> None:
             due_of(*arguments)
 
 
-@pytest.mark.parametrize("wrong", [DELAY_DAYS_MAX * 86_400 + 0.001, timedelta.max, DUE_MAX // 1000])
+@pytest.mark.parametrize("wrong", [DELAY_DAYS_MAX * 86_400 + 0.001, timedelta.max, DUE_MAX // 1000, 1e30])
 def test_a_delay_above_the_limit_is_refused_with_the_limit(wrong: Any) -> None:
     with pytest.raises(BadRequest, match=r"A delay is at most 36,525 days, 100 years.*deliver_at"):
         due_of(wrong, None)
 
 
-@pytest.mark.parametrize("wrong", [NOON_MS, float(NOON_MS), 253_402_300_800, DUE_MAX // 1000])
+@pytest.mark.parametrize("wrong", [NOON_MS, float(NOON_MS), 253_402_300_800, DUE_MAX // 1000, 1e30])
 def test_milliseconds_are_not_taken_for_seconds(wrong: float) -> None:
     with pytest.raises(BadRequest, match=r"after the year 9999. Are these milliseconds\?"):
         due_of(None, wrong)
-    assert moment_ms(wrong) == wrong * 1000, "but one may ask what is due then"
+    if wrong < 1e30:
+        assert moment_ms(wrong) == wrong * 1000, "but one may ask what is due then"
 
 
 def test_what_a_delayed_message_waited_here_is_taken_off() -> None:

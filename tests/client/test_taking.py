@@ -28,6 +28,11 @@ def test_one_payload_is_not_many(wrong: object) -> None:
         Taking(wrong)  # type: ignore[arg-type]
 
 
+def test_what_is_no_iterable_is_told() -> None:
+    with pytest.raises(TypeError, match="send_many takes an iterable of payloads, not 5"):
+        Taking(5)  # type: ignore[arg-type]
+
+
 def test_bytes_and_text_are_plain_and_nothing_else() -> None:
     taking = Taking([b"a", "ü"])
     list(taking)

@@ -16,12 +16,15 @@ from typing import Any, Final, NamedTuple
 
 from journal.clock import Clock
 from journal.disk import Disk, write_all
-from journal.errors import Corrupt, Full, JournalError
+from journal.errors import Corrupt, Full, JournalError, NewerFormat
 from journal.filenames import join, parse_segment_name, parse_state_name, segment_name
+from journal.fsck.log_verify import Stretch, survey
 from journal.log.checkpoint import REWRITE_SECONDS, MarkFile
 from journal.log.log import Log
+from journal.log.segment import Segment
 from journal.log.segments import LogOptions
 from journal.record.batch import Batch
+from journal.record.block_trailer import CONTROL_VERSION
 from journal.record.format import PRODUCER_ID_MAX, SEQUENCE_COUNT, make_id, make_log_id, make_record
 from tfmq.broker import reply
 from tfmq.broker.catalog_state import DELETE, GONE, LEASE, Register, pack
@@ -116,7 +119,8 @@ class Catalog:
 
         Raises Corrupt, and what `Log.open` raises.
         """
-        _require_end(disk, folder)
+        _require_whole(disk, folder)
+
         register = Register()
         options = LogOptions(
             segment_bytes=SEGMENT_BYTES, state_bytes=SEGMENT_BYTES, suffix=SUFFIX, verify="records"
@@ -310,12 +314,13 @@ def _loud(result: Any, error: BaseException | None) -> None:
         raise error
 
 
-def _require_end(disk: Disk, folder: str) -> None:
-    """Raise Corrupt if the catalog's files were truncated.
+def _require_whole(disk: Disk, folder: str) -> None:
+    """Raise Corrupt if the catalog's files were truncated or a durable byte of them is damaged.
 
-    They must not end before the offset that the checkpoint or the newest snapshot proves.
+    They must not end before the offset that the checkpoint or the newest snapshot proves. Bytes before the newest
+    snapshot count too, although the snapshot replaces them: verify would name damage that a start hides.
 
-    Nothing is changed in that case, because a repair needs the checkpoint as it is.
+    Nothing is changed in that case, because a repair needs the checkpoint as it is. Raises NewerFormat, OSError.
     """
     children = disk.list(folder)
     bases = sorted(base for name in children if (base := parse_segment_name(name, SUFFIX)) is not None)
@@ -326,13 +331,32 @@ def _require_end(disk: Disk, folder: str) -> None:
         marks = None  # recovery reports it
     forced = max([*states, marks.forced if marks is not None else 0])
     first = marks.first if marks is not None else 0
-    path = join(folder, segment_name(bases[-1] if bases else first, SUFFIX))
-    if bases and disk.is_folder(path):
+    if any(disk.is_folder(join(folder, segment_name(base, SUFFIX))) for base in bases):
         return  # recovery reports that, too
+    path = join(folder, segment_name(bases[-1] if bases else first, SUFFIX))
     end = bases[-1] + disk.size(path) if bases else first
     if end < forced:
         reason = f"the catalog ends at {end}, and was longer: {forced} bytes; the broker does not start on it"
         raise Corrupt(path if bases else folder, end, forced, reason)
+    for base in bases:
+        if base + disk.size(join(folder, segment_name(base, SUFFIX))) > first:
+            _require_sound(disk, folder, base, forced)
+
+
+def _require_sound(disk: Disk, folder: str, base: int, forced: int) -> None:
+    """Reads the segment at `base`. Damage from the offset `forced` on is what recovery decides about: it may be the
+    torn end of an append that was never answered.
+    """
+    segment = Segment.open(disk, folder, base, LOG_ID, writable=False, suffix=SUFFIX)
+    try:
+        for item in survey(segment):
+            if isinstance(item, Stretch) and base + item.first < forced:
+                if item.version is not None and item.version > CONTROL_VERSION:
+                    raise NewerFormat(segment.path, item.version, CONTROL_VERSION)
+                reason = f"{item.reason}; the broker does not start on a damaged catalog"
+                raise Corrupt(segment.path, base + item.first, base + item.next, reason)
+    finally:
+        segment.close()
 
 
 def _resume(log: Log) -> None:

@@ -30,7 +30,7 @@ from tfmq.cli.delay_view import (
 )
 from tfmq.cli.delay_view import handles as offered
 from tfmq.cli.output import Output, counted, iso_text, output_options, printable, time_text
-from tfmq.cli.values import Duration, Moment
+from tfmq.cli.values import Delay, Duration, Moment
 from tfmq.client.send.delivery_time import due_of as checked_due
 from tfmq.errors import BadRequest, ConnectionFailed, TfmqError
 from tfmq.limits import DELAYED_HISTOGRAM_EDGES
@@ -111,7 +111,7 @@ def list_command(
     if partition is not None and topic is None:
         raise click.UsageError("say with --topic whose partition that is")
     in_order(first, end)
-    with Admin(output.servers) as admin, hinting(admin, topic):
+    with Admin(output.existing) as admin, hinting(admin, topic):
         found = every(admin, topic, partition, key, first, end, None if after is None else checked(after))
         if output.json:
             output.array(row_of(each) for each in islice(found, count))
@@ -146,7 +146,7 @@ def show(handle: str, output: Output) -> int:
     """Show what became of a delayed message, or when it will be delivered, and where."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = admin.describe_delayed(checked(handle))
         now_ms = broker_now(admin)
     output.object(row_of(found) if output.json else everything(found, now_ms))
@@ -186,7 +186,7 @@ def cancel(handles: tuple[str, ...], output: Output) -> int:
 )
 @click.argument("handles", metavar="HANDLE...", nargs=-1, required=True, shell_complete=offered)
 @click.option(
-    "--delay", "seconds", type=Duration(), help="Deliver after this time from now, as in 30s, 5m, 2h, 7d."
+    "--delay", "seconds", type=Delay(), help="Deliver after this time from now, as in 30s, 5m, 2h, 7d."
 )
 @click.option(
     "--at", type=Moment(), help="Deliver at this time, as in 2027-01-01T09:00+01:00; without a zone: local."
@@ -225,7 +225,7 @@ async def each_of(output: Output, handles: Sequence[str], change: Change, wanted
 
     rows: list[dict[str, Any]] = []
     failed, lost = False, None
-    async with aio.Admin(output.servers) as admin:
+    async with aio.Admin(output.existing) as admin:
         for start in range(0, len(handles), AT_ONCE):
             some = handles[start : start + AT_ONCE]
             answers = await asyncio.gather(*(change(admin, each) for each in some), return_exceptions=True)
@@ -292,7 +292,7 @@ def histogram(
     in_order(first, end)
     if every is not None and every <= 0:
         raise click.UsageError("--every should be more than nothing, as in 5m")
-    with Admin(output.servers) as admin, hinting(admin, topic):
+    with Admin(output.existing) as admin, hinting(admin, topic):
         now_ms = broker_now(admin)
         edges = edges_for(admin, topic, now_ms, first, end, every)
         counts, pending = counted_between(admin, topic, sorted({0, *edges, TOP}))

@@ -469,7 +469,12 @@ def report_changes(output: Output, results: Results, word: str, what: str, choic
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @store_options
 @filter_options
-@click.option("--to", "to_topic", metavar="TOPIC", help="To this topic [the one that each came from].")
+@click.option(
+    "--to",
+    "to_topic",
+    metavar="TOPIC",
+    help="To this topic, which must exist [the one that each came from].",
+)
 @click.option("--rate", type=Rate(), help="At most so many a second.")
 @click.option("-n", "count", type=click.IntRange(min=1), help="At most so many.")
 @click.option(

@@ -31,7 +31,7 @@ def list_command(output: Output) -> None:
     """List the groups, with the lag of each: of consumers, and of Spark's queries that have a group."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         rows = [{**found._asdict(), "lag": admin.group(found.group).lag} for found in admin.groups()]
     if not output.json:
         rows = [{**row, "lag (messages)": row["lag"]} for row in rows]
@@ -45,7 +45,7 @@ def show(name: str, output: Output) -> None:
     """Show a group: its members and what each has, its offsets, and its lag in messages."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = known_group(admin, name)
     summary: dict[str, Any] = {"group": name, "generation": found.generation, "live": found.live}
     summary |= {"strategy": found.strategy, "lag": found.lag}
@@ -141,8 +141,9 @@ def reset(
 ) -> None:
     """Set where group NAME goes on in TOPIC. Only while no member of it is running."""
     from tfmq.admin import Admin
+    from tfmq.client.admin.admin import refuse_reset_beyond_end
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         described = known_topic(admin, topic)
         count = len(described.partitions)
         if isinstance(place, int) and partition is None and count > 1:
@@ -155,7 +156,10 @@ def reset(
         before = {each["partition"]: saved(each) for each in group.offsets if each["topic"] == topic}
         if dry_run:
             numbers = range(count) if partition is None else [partition]
-            offsets = {number: admin.locate(topic, number, place).offset for number in numbers}
+            located = {number: admin.locate(topic, number, place) for number in numbers}
+            for number in numbers:
+                refuse_reset_beyond_end(topic, number, place, located[number])
+            offsets = {number: located[number].offset for number in numbers}
         else:
             offsets = admin.reset_group(name, topic, place, partition, create=True)
     rows: list[dict[str, Any]] = [
@@ -187,7 +191,7 @@ def delete(name: str, yes: bool, output: Output) -> None:
     """Delete a group with all its offsets. Only while no member of it is running."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = known_group(admin, name)
         if not yes:
             confirm(f"delete the group {name} with {counted(len(found.offsets), 'saved offset')}")

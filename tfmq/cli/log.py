@@ -672,9 +672,10 @@ def line_of_entry(row: dict[str, Any]) -> str:
         return f"{place}  filler in the place of {row['size']} lost bytes"
     if kind == "messages":
         moved = f", moved from {row['moved_from']}" if row["moved_from"] else ""
+        count = counted(row["count"], "message")
         return (
-            f"{place}  transaction {row['epoch']}: {row['count']} messages, {row['bytes']} bytes, for partition"
-            f" {row['partition']} of incarnation {row['incarnation']}{moved}"
+            f"{place}  transaction {row['epoch']}: {count}, {row['bytes']} bytes, for partition {row['partition']}"
+            f" of incarnation {row['incarnation']}{moved}"
         )
     if kind == "operation":
         return f"{place}  {_operation_line(row)}"

@@ -4,6 +4,7 @@ import base64
 import difflib
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,25 @@ class Output:
     servers: str | None
     json: bool
     quiet: bool
+
+    @property
+    def existing(self) -> str | None:
+        """`servers`, for a command that makes nothing: `file:PATH` would make the folder and start a broker in it.
+        Raises ConnectionFailed where there is no data folder.
+        """
+        from tfmq.client.connection.addresses import folder_of
+        from tfmq.errors import NOT_DONE, ConnectionFailed
+
+        folder = folder_of(self.servers)
+        path = None if folder is None else os.path.abspath(os.path.expanduser(folder))
+        if path is not None and not (os.path.isdir(path) and os.listdir(path)):
+            raise ConnectionFailed(
+                f"There is no data folder of a broker at {path}, and nothing was made. The first message makes it:"
+                f" tfmq send TOPIC PAYLOAD --servers file:{path}.",
+                outcome=NOT_DONE,
+                retriable=False,
+            )
+        return self.servers
 
     def say(self, sentence: str) -> None:
         """A sentence for a person: on standard error, not with --quiet or --json."""

@@ -142,7 +142,7 @@ def present_state(
     from tfmq.admin import Admin
     from tfmq.errors import UnknownPartition
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = known_topic(admin, topic)
     # A broker asked for what is written and not forced yet forces it, unless the partition is stopped.
     ends = {p.partition: p.forced_offset if p.state == "stopped" else p.end_offset for p in found.partitions}

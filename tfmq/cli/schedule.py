@@ -127,7 +127,7 @@ def list_command(output: Output) -> None:
     """List the schedules with their next run, each in its time zone."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = admin.schedules()
         if output.json:
             output.array(row_of(whole) for whole in (whole_of(admin, each.name) for each in found) if whole)
@@ -154,7 +154,7 @@ def show(name: str, output: Output) -> None:
     """Show a schedule, what it sends, and its next run."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = known(admin, name, admin.describe_schedule)
     output.object(row_of(found) if output.json else everything(found))
 
@@ -168,7 +168,7 @@ def run(name: str, output: Output) -> None:
     from tfmq.client.admin.delayed import moment_at
     from tfmq.producer import Producer
 
-    with Admin(output.servers) as admin, Producer(output.servers) as producer:
+    with Admin(output.existing) as admin, Producer(output.servers) as producer:
         found = known(admin, name, admin.describe_schedule)
         message, now = found.message, moment_at(admin.ping(), found.timezone)
         assert message is not None and now is not None, "asked for by its name"
@@ -189,7 +189,7 @@ def pause(name: str, output: Output) -> None:
     """Send nothing of a schedule until it is resumed."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = known(admin, name, admin.pause_schedule)
     tell(output, found, f"{name} is paused: tfmq schedule resume {name}")
 
@@ -201,7 +201,7 @@ def resume(name: str, output: Output) -> None:
     """Go on with a schedule from now; also after the broker's clock was set back."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = known(admin, name, admin.resume_schedule)
     tell(output, found, f"{name} goes on")
 
@@ -213,7 +213,7 @@ def remove(name: str, output: Output) -> None:
     """End a schedule for good."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         removed = known(admin, name, admin.remove_schedule)
     if output.json:
         output.object({"name": name, "removed": removed})

@@ -12,9 +12,9 @@ import click
 
 from tfmq.cli import main
 from tfmq.cli.delay_view import due_of
-from tfmq.cli.output import Output, dumps, output_options, progress, time_text
+from tfmq.cli.output import Output, counted, dumps, output_options, progress, time_text
 from tfmq.cli.topic import check_name
-from tfmq.cli.values import Duration, Moment, Property, client_id_option
+from tfmq.cli.values import Delay, Moment, Property, client_id_option
 from tfmq.client.send.partitioner import KeyHash
 from tfmq.ids import print_id
 from tfmq.message import Message
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from tfmq.producer import Producer
 
 BATCH_LINES = 10_000
+
+SENT = ("payload", "payload_base64", "key", "key_base64", "tag", "properties")
+"""The fields of an object of `--json` that become a message."""
+TIMES = {"delay", "deliver_at"}
+OPTIONS = {"delay": "--delay", "deliver_at": "--at", "at": "--at", "partition": "--partition"}
 
 EXAMPLES = """\b
 Examples:
@@ -58,7 +63,7 @@ Examples:
 @click.option(
     "--partition", type=click.IntRange(min=0), help="This partition instead of the selector's choice."
 )
-@click.option("--delay", type=Duration(), help="Deliver after this time: 250ms, 30s, 5m, 2h, 7d.")
+@click.option("--delay", type=Delay(), help="Deliver after this time: 250ms, 30s, 5m, 2h, 7d.")
 @click.option(
     "--at",
     type=Moment(),
@@ -90,8 +95,8 @@ def send(
     """Send PAYLOADs to TOPIC, which is made on first use.
 
     Without PAYLOAD and file: one message per line of standard input. With --json, standard input is the objects that
-    `tfmq read --json` prints; plain lines are then `--lines -`. Messages without a key go to one partition after the
-    other, in turn; those of one key to one.
+    `tfmq read --json` prints, of which payload, key, tag and properties are sent; plain lines are then `--lines -`.
+    Messages without a key go to one partition after the other, in turn; those of one key to one.
     """
     from tfmq.producer import Producer
 
@@ -138,12 +143,17 @@ def send_all(
     the first failure.
     """
     count, last, kept = 0, None, []
-    for count, message in enumerate(messages, 1):
-        last = producer.send(topic, message)
-        if handles:
-            kept.append(last)
-        if count % BATCH_LINES == 0:
-            advance(BATCH_LINES)
+    try:
+        for message in messages:
+            last = producer.send(topic, message)
+            count += 1
+            if handles:
+                kept.append(last)
+            if count % BATCH_LINES == 0:
+                advance(BATCH_LINES)
+    except click.UsageError as error:
+        producer.flush()
+        raise click.UsageError(f"{error.message}. {counted(count, 'message')} sent before it.") from None
     producer.flush()
     return count, last.result() if last is not None else None, [each.result().delayed for each in kept]
 
@@ -251,6 +261,12 @@ def objects(stream: BinaryIO, shared: Shared) -> Iterator[Message]:
 def message_of(row: dict[str, object], shared: Shared) -> Message:
     if not isinstance(row, dict) or not {"payload", "payload_base64"} & row.keys():
         raise TypeError("it should be an object with a payload")
+    # With an offset it was printed by `tfmq read` or `tfmq dlq export`, which say more of it than is sent.
+    unused = row.keys() & TIMES if "offset" in row else row.keys() - SENT
+    for name in sorted(unused):
+        option = OPTIONS.get(name)
+        advice = f"say {option}, which is for all messages" if option else f"sent are {', '.join(SENT)}"
+        raise TypeError(f"the field {name!r} is not used: {advice}")
     if "payload_base64" in row:
         payload: object = base64.b64decode(str(row["payload_base64"]), validate=True)
     else:

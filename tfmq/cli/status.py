@@ -23,7 +23,7 @@ def status(output: Output) -> None:
     """
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = dict(admin.status())
     if output.json:
         if found.get("delay"):

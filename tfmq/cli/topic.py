@@ -64,7 +64,7 @@ def list_command(output: Output) -> None:
     """List the topics."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         rows = [row_of(admin.topic(found.name)) for found in admin.topics()]
     empty = "no topics yet: tfmq send TOPIC PAYLOAD makes one"
     output.rows(rows if output.json else [readable(row) for row in rows], LIST_COLUMNS, empty)
@@ -97,7 +97,7 @@ def show(name: str, output: Output) -> None:
     """Show a topic: its partitions, offsets, sizes, states and damage."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = known_topic(admin, name)
     rows = [partition_row(p) for p in found.partitions]
     if output.json:
@@ -185,7 +185,7 @@ def set_command(
         if value and key in unset:
             raise click.UsageError(f"{key}={value} and --unset {key} contradict each other: give one of them")
     changes = {key: value or None for key, value in settings} | dict.fromkeys(unset)
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         known_topic(admin, name)
         found = admin.set_topic(name, changes)
     if output.json:
@@ -204,7 +204,7 @@ def grow(name: str, partitions: int, output: Output) -> None:
     """Give a topic more partitions. Keys keep their order inside a partition, but new ones go elsewhere."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         known_topic(admin, name)
         count = admin.grow_topic(name, partitions)
     if output.json:
@@ -226,7 +226,7 @@ def resume(name: str, partition: int | None, output: Output) -> int:
     """
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         before = {p.partition: p for p in known_topic(admin, name).partitions}
         stopped = [number for number, p in before.items() if p.state == "stopped"]
         chosen = stopped if partition is None else [partition]
@@ -270,7 +270,7 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
     """
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = known_topic(admin, name)
         where = name if partition is None else f"{name}-{partition}"
         if isinstance(before, int) and partition is None and len(found.partitions) > 1:
@@ -307,7 +307,7 @@ def delete(name: str, yes: bool, output: Output) -> None:
     """Delete a topic with all its messages, also delayed ones. They cannot be restored."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = row_of(known_topic(admin, name))
         if not yes:
             waiting = admin.delayed_histogram([0, 1], name).pending

@@ -158,7 +158,7 @@ def groups(output: Output) -> None:
     """
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = admin.commit_groups()
     if output.json:
         output.array(group_row(each) for each in found)
@@ -203,7 +203,7 @@ def forget_group(names: tuple[str, ...], yes: bool, output: Output) -> None:
     """
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         known = {each.group: each for each in admin.commit_groups()}
         for name in names:
             if name not in known:
@@ -299,7 +299,7 @@ def list_command(
     """List the transactions that wait for somebody: prepared, applying, or ended by hand."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = every(admin, states or None, group, after)
         if output.json:
             output.array(row_of(each) for each in islice(found, count))
@@ -351,7 +351,7 @@ def show(xid: str, epoch: int | None, output: Output) -> None:
     """Show a transaction: its state, age, size, owner, and where its messages go."""
     from tfmq.admin import Admin
 
-    with Admin(output.servers) as admin:
+    with Admin(output.existing) as admin:
         found = known_transaction(admin, xid, epoch)
     if output.json:
         output.object(row_of(found))
@@ -438,8 +438,8 @@ def decide(
     from tfmq.admin import Admin
 
     one_name(names, epoch)
-    with Admin(output.servers) as admin:
-        found = [known_transaction(admin, name, epoch) for name in names]
+    with Admin(output.existing) as admin:
+        found = all_known(admin, names, epoch)
         if not yes:
             confirm(what, found, as_owner)
         method: Callable[..., Any] = admin.rollback_transaction
@@ -536,8 +536,8 @@ def forget(xids_given: tuple[str, ...], epoch: int | None, output: Output) -> in
     from tfmq.admin import Admin
 
     one_name(xids_given, epoch)
-    with Admin(output.servers) as admin:
-        found = [known_transaction(admin, name, epoch) for name in xids_given]
+    with Admin(output.existing) as admin:
+        found = all_known(admin, xids_given, epoch)
         states = {(each.xid, each.epoch): each.state for each in found}
 
         def end(xid: str, number: int) -> dict[str, Any]:
@@ -549,6 +549,16 @@ def forget(xids_given: tuple[str, ...], epoch: int | None, output: Output) -> in
             return {"xid": xid, "epoch": number, "state": "forgotten"}
 
         return ended(output, found, end)
+
+
+def all_known(admin: Admin, names: Sequence[str], epoch: int | None) -> list[TransactionDescription]:
+    """The transactions. Raises UnknownTransaction for the first that is not there, before any of them is changed."""
+    try:
+        return [known_transaction(admin, name, epoch) for name in names]
+    except UnknownTransaction as error:
+        raise (
+            error if len(names) == 1 else UnknownTransaction(f"{error} Nothing was done with the others.")
+        ) from None
 
 
 def one_name(names: Sequence[str], epoch: int | None) -> None:

@@ -135,6 +135,22 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, context)
 
 
+class Delay(Duration):
+    """The delay of a message, in seconds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
+        from tfmq.client.send.delivery_time import DELAY_DAYS_MAX
+
+        seconds = super().convert(value, param, context)
+        if seconds > DELAY_DAYS_MAX * 86_400:
+            self.fail(
+                f"a delay is at most {DELAY_DAYS_MAX:,} days, 100 years; for a later time say --at",
+                param,
+                context,
+            )
+        return seconds
+
+
 class Property(click.ParamType):  # type: ignore[type-arg]
     """KEY=VALUE, as a pair."""
 

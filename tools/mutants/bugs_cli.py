@@ -72,7 +72,7 @@ COMMAND_LINE: Final = (
         "dry-run-resets",
         "group reset --dry-run changes nothing",
         "tfmq/cli/group.py",
-        "            offsets = {number: admin.locate(topic, number, place).offset for number in numbers}\n",
+        "            offsets = {number: located[number].offset for number in numbers}\n",
         "            offsets = {n: admin.reset_group(name, topic, place, n)[n] for n in numbers}\n",
         ["tests/cli/test_group.py::test_a_reset_shows_the_old_offsets_too_and_can_be_tried"],
     ),

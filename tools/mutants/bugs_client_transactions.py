@@ -146,7 +146,7 @@ _ENDS: Final = (
         "lost-work-not-told-at-a-close",
         "a producer that is closed says what was rolled back",
         "tfmq/client/transaction/manager.py",
-        "        if lost:\n            raise TransactionRolledBack(LOST.format(lost))\n",
+        "        if lost:\n            raise TransactionRolledBack(LOST.format(_open(lost)))\n",
         "",
         [CORE, ENDING, PIPELINE, ALL],
     ),

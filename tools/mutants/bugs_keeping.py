@@ -266,8 +266,16 @@ DATA_FOLDERS: Final = (
         "cut-catalog-is-served-once",
         "a catalog that ends before its snapshot is refused by the first start",
         "tfmq/broker/catalog.py",
-        "        _require_end(disk, folder)\n",
+        "        _require_whole(disk, folder)\n",
         "",
+        [REPAIR],
+    ),
+    Mutant(
+        "catalog-before-its-snapshot-is-not-read",
+        "a flipped bit of the catalog is refused by the start, also before its newest snapshot",
+        "tfmq/broker/catalog.py",
+        "            if isinstance(item, Stretch) and base + item.first < forced:\n",
+        "            if isinstance(item, Stretch) and base + item.next < base:\n",
         [REPAIR],
     ),
     Mutant(

@@ -61,6 +61,14 @@ OPERATING: Final = (
         ["tests/test_config.py"],
     ),
     Mutant(
+        "misspelt-variable-is-ignored",
+        "an environment variable that is no setting is refused by name",
+        "tfmq/config.py",
+        "        elif not _is_of_others(name, value):\n",
+        "        elif not name:\n",
+        ["tests/test_config.py"],
+    ),
+    Mutant(
         "act-without-a-name",
         "the log says which client asked for an administrative act",
         "tfmq/broker/acts.py",

@@ -7,9 +7,9 @@ after a lost connection; any other fails with outcome "unknown".
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from tfmq.client.admin import delayed as asked_schedules
 from tfmq.client.admin.delayed import (
@@ -20,12 +20,14 @@ from tfmq.client.admin.delayed import (
     ScheduleDescription,
     ScheduleWish,
     cancelling,
+    check_limit,
     counting,
     describe_delayed_message,
     list_delayed,
     rescheduling,
 )
 from tfmq.client.admin.models import (
+    STATES,
     CommitGroupDescription,
     CommitGroupEnd,
     GroupDescription,
@@ -88,6 +90,10 @@ class Administration:
     def create_topic(
         self, name: str, partitions: int | None, settings: Mapping[str, Any] | None
     ) -> Operation[TopicDescription]:
+        if type(partitions) is int and partitions < 1:
+            raise BadRequest(
+                f"A topic has 1 partition or more, up to limits.partitions_per_topic, not {partitions}."
+            )
         yield from self._ask(commands.CreateTopic(name, partitions, dict(settings or {})), repeat=False)
         return (yield from self.topic(name))
 
@@ -123,6 +129,15 @@ class Administration:
         return str(reply.state)
 
     def truncate_before(self, topic: str, partition: int, offset: int) -> Operation[int]:
+        if type(offset) is not int:
+            raise BadRequest(
+                f'An offset is a whole number, not {offset!r}: purge also takes "latest" and times.'
+            )
+        located = yield from self.locate(topic, partition, offset)
+        _refuse_beyond_end(topic, partition, offset, located, NOTHING_REMOVED)
+        return (yield from self._truncate(topic, partition, offset))
+
+    def _truncate(self, topic: str, partition: int, offset: int) -> Operation[int]:
         found = yield from self._topic(topic)
         message = commands.Truncate(topic, found.incarnation, partition, offset)
         reply = yield from self._ask(message)
@@ -138,10 +153,10 @@ class Administration:
         located = {}
         for number in numbers:
             located[number] = yield from self.locate(topic, number, before)
-            _refuse_beyond_end(topic, number, before, located[number])
+            _refuse_beyond_end(topic, number, before, located[number], NOTHING_REMOVED)
         first = {}
         for number in numbers:
-            first[number] = yield from self.truncate_before(topic, number, located[number].offset)
+            first[number] = yield from self._truncate(topic, number, located[number].offset)
         groups = yield from self.groups()
         moved: list[str] = []
         left: list[str] = []
@@ -201,6 +216,7 @@ class Administration:
         located = {}
         for number in numbers:
             located[number] = yield from self.locate(topic, number, place)
+            refuse_reset_beyond_end(topic, number, place, located[number])
         offsets = [
             commands.GroupOffset(topic, found.incarnation, number, each.offset, 0, each.epoch)
             for number, each in located.items()
@@ -229,6 +245,8 @@ class Administration:
 
         Transactions that begin or end during the call may be missing or included.
         """
+        _check_states(states)
+        check_limit(limit)
         found: list[TransactionDescription] = []
         more = limit is None or limit > 0
         while more:
@@ -376,8 +394,29 @@ def _partitions_of(topic: Topic, partition: int | None, place: Place) -> list[in
     return numbers
 
 
-def _refuse_beyond_end(topic: str, partition: int, before: Place, located: Located) -> None:
-    """Raises `OffsetOutOfRange` for an offset or ordinal after the end: the nearest place would remove everything."""
+def _check_states(states: Any) -> None:
+    """Raises `TypeError` for one text, whose letters would be taken for states, `BadRequest` for no such state."""
+    if states is None:
+        return
+    if isinstance(states, str | bytes) or not isinstance(states, Iterable):
+        raise TypeError(f'states is a list, as ["prepared"], not {states!r}.')
+    for state in states:
+        if state not in STATES:
+            raise BadRequest(
+                f"There is no unfinished transaction in a state {state!r}: states are {', '.join(STATES)}."
+            )
+
+
+def refuse_reset_beyond_end(topic: str, partition: int, place: Place, located: Located) -> None:
+    """Raises `OffsetOutOfRange` for an offset or ordinal after the end: a digit too many would skip all messages."""
+    _refuse_beyond_end(topic, partition, place, located, 'no offset was changed. The end is "latest"')
+
+
+NOTHING_REMOVED: Final = 'nothing was removed. To remove everything: "latest"'
+
+
+def _refuse_beyond_end(topic: str, partition: int, before: Place, located: Located, outcome: str) -> None:
+    """Raises `OffsetOutOfRange` for an offset or ordinal after the end: the nearest place would be the end itself."""
     if type(before) is int and before > located.end_offset:
         asked, end, what = before, located.end_offset, "offset"
     elif isinstance(before, Ordinal) and before.number > located.end_ordinal:
@@ -385,8 +424,7 @@ def _refuse_beyond_end(topic: str, partition: int, before: Place, located: Locat
     else:
         return
     raise OffsetOutOfRange(
-        f"Partition {partition} of {topic} ends at {what} {end}; {asked} is not there, and nothing was removed. To"
-        ' remove everything: "latest".',
+        f"Partition {partition} of {topic} ends at {what} {end}; {asked} is not there, and {outcome}.",
         first=located.first_offset,
         end=located.end_offset,
     )

@@ -143,6 +143,16 @@ def checked(handle: Any) -> str:
     return handle
 
 
+def check_limit(limit: Any) -> None:
+    """Raises `TypeError`, `BadRequest` for what is no number of rows; None: all."""
+    if limit is None:
+        return
+    if not isinstance(limit, int) or isinstance(limit, bool):
+        raise TypeError(f"limit is a whole number, or None for all, not {limit!r}.")
+    if limit < 0:
+        raise BadRequest(f"limit is 0 or more, or None for all, not {limit}.")
+
+
 def cancelling(link: Link, handle: Any, seconds: float) -> Operation[str]:
     """Cancel a delayed message. Return "cancelled", "delivered" or "unknown".
 
@@ -188,6 +198,7 @@ def list_delayed(
     `after`: the handle that precedes the first result. Messages that are sent or delivered during the call may be
     missing or included.
     """
+    check_limit(limit)
     filters = asked.fields()
     behind = "" if after is None else checked(after)
     found: list[DelayedDescription] = []

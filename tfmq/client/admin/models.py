@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+STATES: Final = (
+    "open",
+    "preparing",
+    "prepared",
+    "committing",
+    "applying",
+    "heuristic_committed",
+    "heuristic_rolled_back",
+)
+"""States of listed transactions: unfinished ones, and those that an operator ended."""
 
 
 class PartitionDescription(NamedTuple):

@@ -199,7 +199,10 @@ class ReceivedMessage(_Fields, Generic[Value]):
 
     @property
     def attempts(self) -> int:
-        """How often its handling failed before, as far as the count is stored in the message."""
+        """How often handling failed before the message was sent, for a dead letter that was sent again.
+
+        It stays 0 while `run` repeats a handler's calls.
+        """
         attribute = self.attribute
         return attribute.attempts if attribute.__class__ is LazyAttribute else _opened(attribute).attempts
 

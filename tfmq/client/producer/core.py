@@ -403,15 +403,15 @@ class ProducerCore:
 
     def _flushing_last(self, timeout: float) -> Operation[None]:
         waited = self.sender.flush()
+        reason = "The producer was closed before it was delivered: the waiting in close() was cancelled."
         try:
             yield from all_done(waited, timeout, self.link)
+            reason = f"The producer was closed, and it was not delivered within {timeout:g} s."
         finally:
             self.transactions.stop()
             if self.forwarding is not None:
                 self.forwarding.close()
-            self.sender.abandon(
-                TimedOut(f"The producer was closed, and the message was not delivered within {timeout:g} s.")
-            )
+            self.sender.abandon(TimedOut(reason))
             self.ended.settle()
         failed = self.sender.take_failures()
         if failed:
@@ -440,5 +440,6 @@ class ProducerCore:
 def _failure(failed: list[Delivery]) -> TfmqError:
     first = failed[0].peek()
     return DeliveryFailed(
-        f"{len(failed)} messages could not be delivered; the first one: {first}", deliveries=failed
+        f"{len(failed)} {'message' if len(failed) == 1 else 'messages'} could not be delivered; the first one: {first}",
+        deliveries=failed,
     )

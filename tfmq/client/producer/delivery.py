@@ -54,7 +54,8 @@ def _finish_all() -> None:
             continue
         if lost:
             log.error(
-                "%d messages were not delivered when the program ended: close producers, or use `with`.", lost
+                "%s not delivered when the program ended: close producers, or use `with`.",
+                "1 message was" if lost == 1 else f"{lost} messages were",
             )
 
 

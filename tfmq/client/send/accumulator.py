@@ -239,7 +239,9 @@ class Sender:
         if self.link.state != "ready" and self.link.last_error is not None:
             return ConnectionFailed(self.link.last_error.sentence, outcome=outcome)
         return TimedOut(
-            f"{batch.count} messages to {batch.topic} were not delivered in {self.timeout:g} s.",
+            f"1 message to {batch.topic} was not delivered in {self.timeout:g} s."
+            if batch.count == 1
+            else f"{batch.count} messages to {batch.topic} were not delivered in {self.timeout:g} s.",
             outcome=outcome,
         )
 

@@ -33,6 +33,8 @@ class Taking:
             raise TypeError(
                 f"send_many takes an iterable of payloads, not one {type(payloads).__name__}: use send, or a list."
             )
+        if not isinstance(payloads, Iterable) and not hasattr(payloads, "__getitem__"):
+            raise TypeError(f"send_many takes an iterable of payloads, not {payloads!r}: use a list.")
         self._iterator = iter(payloads)
         self.count = CHUNK_COUNT
         self.chunk: list[Any] = []

@@ -96,10 +96,14 @@ def _deliver_at_ms(moment: Moment) -> int:
     """
     milliseconds = moment_ms(moment)
     if milliseconds > BORN_MS_MAX and not isinstance(moment, datetime):
-        raise BadRequest(
-            f"{moment} seconds since 1970 are after the year 9999. Are these milliseconds? Divide by 1,000."
-        )
+        raise _after_year_9999(moment)
     return milliseconds
+
+
+def _after_year_9999(moment: float) -> BadRequest:
+    return BadRequest(
+        f"{moment} seconds since 1970 are after the year 9999. Are these milliseconds? Divide by 1,000."
+    )
 
 
 def moment_ms(moment: Moment) -> int:
@@ -139,8 +143,8 @@ def _in_ms(what: str, seconds: float) -> int:
         milliseconds = int(seconds) * 1000 if whole else ceil(float(seconds) * 1000 - HALF_MICROSECOND)
     except (ValueError, OverflowError):
         raise BadRequest(f"A {what} of {seconds} seconds is no time.") from None
-    if milliseconds > DUE_MAX:
-        raise BadRequest(f"A {what} is at most {DUE_MAX} ms, 292 million years.")
+    if milliseconds > DUE_MAX and what == "moment":
+        raise _after_year_9999(seconds)
     return max(0, milliseconds)
 
 

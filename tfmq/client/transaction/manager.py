@@ -30,9 +30,7 @@ from tfmq.protocol.commands import DescribeTransaction
 
 log = logging.getLogger("tfmq.transaction")
 
-LOST: Final = (
-    "{} open transactions were rolled back when the producer was closed: end them before, or use `with`."
-)
+LOST: Final = "{} rolled back when the producer was closed: end transactions before, or use `with`."
 CLOSED: Final = "The producer was closed before the transaction was committed, so it was rolled back."
 FOUND: Final = {
     "open": OPEN,
@@ -191,7 +189,7 @@ class Transactions:
                 "The producer was closed while the state of transaction %s was %s.", each.xid, each.state
             )
         if lost:
-            raise TransactionRolledBack(LOST.format(lost))
+            raise TransactionRolledBack(LOST.format(_open(lost)))
 
     def give_up(self) -> int:
         """Roll back as `close` without waiting. Return how many transactions had messages."""
@@ -200,7 +198,7 @@ class Transactions:
             lost += each.state == OPEN and not each.ending.is_empty
             each.drop(TransactionRolledBack(CLOSED), CLOSED)
         if lost:
-            log.error(LOST.format(lost))
+            log.error(LOST.format(_open(lost)))
         return lost
 
     def stop(self) -> None:
@@ -236,3 +234,7 @@ def _milliseconds(timeout: float) -> int:
             f"The timeout of a transaction is a number of seconds above 0, at most {most:,}, not {timeout!r}."
         )
     return max(1, int(timeout * 1000))
+
+
+def _open(count: int) -> str:
+    return "1 open transaction was" if count == 1 else f"{count} open transactions were"
