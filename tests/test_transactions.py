@@ -315,12 +315,15 @@ def test_a_generator_that_is_thrown_away_rolls_back_without_waiting(
 
 
 def test_one_that_is_dropped_is_rolled_back(
-    producer: Producer, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+    producer: Producer, broker: FakeBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tfmq.client.drivers.blocking.IDLE_SECONDS", 0.0)
     dropped = producer.begin("order-42")
     dropped.send("orders", b"1")
     pipeline = dropped._core.ending.pipeline
     until(lambda: pipeline.begun)  # one whose begin is not answered yet ends by its time
+    keeper = producer._driver.keeper
+    until(lambda: keeper._parked and not keeper._gate.is_set())  # it sends nothing more by itself
     del dropped
     gc.collect()
     with caplog.at_level(logging.WARNING):

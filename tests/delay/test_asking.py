@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.delay.desk import Desk
+from tests.delay.desk import Answer, Desk
 from tfmq.delay.delay_queue import Asking
 
 
@@ -39,10 +39,12 @@ def test_lists_and_counts_of_the_queue_come_so() -> None:
     desk = Desk(queued=True)
     desk.send([b"a"], 100_000)
     desk.work()
-    for _ in range(5):
-        desk.queue.histogram([0, 1 << 60], None, lambda result, error: None)
+    answers = [Answer() for _ in range(5)]
+    for answer in answers:
+        desk.queue.histogram([0, 1 << 60], None, answer)
     desk.turn()
     while desk.queue._keeper.busy is not None:
         desk.step()
     assert len(desk.jobs) == 1
     desk.work()
+    assert [answer.known.pending for answer in answers] == [1] * 5

@@ -3,11 +3,13 @@
 import pytest
 
 from journal.errors import Full
+from journal.record.format import split_id
 from journal.testing import SimulatedDisk
-from tests.delay.desk import ARRIVALS, BILLS, ORDERS, START_MS, Desk
+from tests.delay.desk import ARRIVALS, BILLS, ORDERS, START_MS, Answer, Desk
 from tfmq.delay import flow_control, memory_window
 from tfmq.delay.arrivals import log
 from tfmq.delay.memory_window import Step
+from tfmq.delay.requests import Query
 from tfmq.errors import StorageStopped
 
 
@@ -245,6 +247,64 @@ def test_a_list_waits_for_a_spill_and_hears_when_there_can_be_none() -> None:
     desk.buckets.stopped = "its disk failed"
     with pytest.raises(StorageStopped, match=r"cannot be listed .* start the broker again"):
         desk.listed()
+
+
+@pytest.mark.parametrize("after", range(3))
+@pytest.mark.parametrize("between", range(5))
+@pytest.mark.parametrize("due_passes", ["before", "between", "after", "held"])
+def test_a_list_is_answered_at_any_time_around_the_work_for_a_deleted_topic(
+    after: int, between: int, due_passes: str
+) -> None:
+    """The topic is deleted, then the list is asked for: with so many jobs done in between and afterwards, and the due
+    time of a message of the topic before, in between, afterwards, or not reached."""
+    desk = Desk(queued=True)
+    going = desk.send([b"going"], 1000)[0]
+    kept = desk.send([b"kept"], 3_600_000, key=BILLS)[0]
+    desk.work()
+
+    def jobs(count: int, *, late: bool) -> None:
+        if late:
+            desk.clock.advance((going.due + 12 - desk.now_ms) / 1000)
+        desk.turn()
+        for _ in range(count):
+            desk.step()
+            desk.turn()
+
+    jobs(0, late=due_passes == "before")
+    desk.targets.delete(split_id(ORDERS)[0])
+    desk.queue.topic_gone(split_id(ORDERS)[0])
+    jobs(between, late=due_passes == "between")
+    answer = Answer()
+    desk.queue.list(Query(0, 1 << 62, None, 1000, None, None), answer)
+    jobs(after, late=due_passes == "after")
+    desk.work()
+    desk.turn()
+    desk.work()
+    assert [(row.due, row.number) for row in answer.known.rows] == [kept.turn], (
+        "no time passes, and nothing more is sent"
+    )
+
+
+@pytest.mark.parametrize("step", [Step.SPILL, Step.COMMIT])
+def test_a_list_that_is_asked_for_while_work_stops_the_buckets_is_refused(step: Step) -> None:
+    desk = Desk(queued=True)
+    desk.send([b"m"], 3_600_000)
+    for _ in range(200):
+        desk.work()
+        desk.clock.advance(1)
+        desk.turn()
+        if desk.queue._keeper.busy is step:
+            break
+    desk.send([b"meanwhile"], 3_600_000)
+    assert desk.queue._keeper.busy is step
+    answer = Answer()
+    desk.queue.list(Query(0, 1 << 62, None, 1000, None, None), answer)
+    desk.turn()
+    assert not answer.calls
+    desk.disk.faults.fail("write", path="checkpoint", error=5)
+    desk.work()
+    with pytest.raises(StorageStopped, match=r"cannot be listed .* start the broker again"):
+        assert answer.known
 
 
 def test_nothing_is_done_while_nothing_waits() -> None:

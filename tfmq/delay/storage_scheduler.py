@@ -117,12 +117,21 @@ class Keeper:
 
     def when_spilled(self, done: Told) -> None:
         """Call `done(None)` once all durable arrivals are in buckets; `done(error)` if that fails."""
-        if not self.unspilled_bytes:
-            return done(None)
-        if self._buckets.stopped is not None:
-            return done(StorageStopped(UNTOLD, reason=self._buckets.stopped, outcome=NOT_DONE))
         self._wanted.append(done)
-        self.look()
+        self._tell_wanted()
+        if self._wanted:
+            self.look()
+
+    def _tell_wanted(self) -> None:
+        """Reply to all of `_wanted` if nothing is left to spill, or if no spill is possible until the next start."""
+        error = None
+        if self.unspilled_bytes:
+            if self._buckets.stopped is None:
+                return
+            error = StorageStopped(UNTOLD, reason=self._buckets.stopped, outcome=NOT_DONE)
+        wanted, self._wanted = self._wanted, []
+        for told in wanted:
+            told(error)
 
     # Scheduling
 
@@ -212,6 +221,9 @@ class Keeper:
             self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
         self.busy = None
         self._leaving.end()
+        # A spill replies only to requests made before it began. Afterwards there may be nothing left to spill, so no
+        # other spill would begin for later requests; and any work that writes may have stopped the buckets.
+        self._tell_wanted()
         self._moved()
         self.look()
 

@@ -135,6 +135,14 @@ _ENDS: Final = (
         [CORE, ENDING, PIPELINE, HANDLE, ALL],
     ),
     Mutant(
+        "forgotten-transaction-is-not-told-to-the-broker",
+        "a transaction that nobody holds is rolled back at the broker, also while the producer is idle",
+        "tfmq/client/transaction/manager.py",
+        "parked network thread has to be woken to send it.\n                self.producer.driver.attend()\n",
+        "parked network thread has to be woken to send it.\n",
+        ["tests/test_transactions.py"],
+    ),
+    Mutant(
         "held-branch-swept-away",
         "a branch goes on although nobody holds a handle on it",
         "tfmq/client/transaction/manager.py",

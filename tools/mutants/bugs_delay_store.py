@@ -62,6 +62,14 @@ DELAY_STORE: Final = (
         scale=0.01,
     ),
     Mutant(
+        "a-list-asked-for-during-a-spill-is-not-answered",
+        "a list that is asked for while a spill runs is answered when that has ended",
+        "tfmq/delay/storage_scheduler.py",
+        "        self._tell_wanted()\n        self._moved()\n",
+        "        self._moved()\n",
+        ["tests/delay/test_keeper.py", "tests/delay/test_asking.py"],
+    ),
+    Mutant(
         "a-line-gives-way-for-nothing",
         "a line whose partition takes messages again gets them, however old the files are that they lay in",
         "tfmq/delay/storage_scheduler.py",

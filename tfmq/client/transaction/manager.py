@@ -172,6 +172,8 @@ class Transactions:
                     f" {transaction.xid}" if transaction.xid else "",
                 )
                 transaction.drop(None, "The transaction was dropped, so it was rolled back.")
+                # No caller waits for the request, so a parked network thread has to be woken to send it.
+                self.producer.driver.attend()
             self._open.pop(transaction, None)
 
     def closing(self, seconds: float) -> Operation[None]:
