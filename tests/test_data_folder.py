@@ -35,7 +35,7 @@ def test_a_folder_named_like_a_partition_may_be_anybodys(tmp_path: Path) -> None
     (tmp_path / "dbus-1" / "system.d").mkdir(parents=True)
     (tmp_path / "note-2").touch()
     (tmp_path / "lock").touch()
-    with pytest.raises(ConfigError, match="other things in it"):
+    with pytest.raises(ConfigError, match="other files in it"):
         check_data_folder(str(tmp_path))
     assert not is_data_folder(RealDisk(), str(tmp_path))
 
@@ -48,4 +48,4 @@ def test_a_folder_with_other_things_is_named_with_the_first_of_them(
         (tmp_path / name).touch()
     with pytest.raises(ConfigError) as caught:
         check_data_folder(str(tmp_path))
-    assert f"The folder {tmp_path} has other things in it ({told})" in caught.value.sentence
+    assert f"The folder {tmp_path} has other files in it ({told})" in caught.value.sentence

@@ -1,4 +1,4 @@
-"""The blocking face of what an operator does. The asyncio one is in `tfmq.aio`."""
+"""The blocking admin client. The asyncio one is in `tfmq.aio`."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from tfmq.client.send.delivery_time import Delay, Moment
 
 
 class Admin:
-    """Everything that the command line can do, as methods.
+    """The operations of the command line, as methods.
 
         with tfmq.Admin("127.0.0.1:8367") as admin:
             admin.create_topic("orders", partitions=4)
             admin.topic("orders").partitions
 
-    Making one touches no network. `timeout`: seconds that each answer may take; `client_id`: the name in
-    the broker's log for what is asked. All methods raise the `TfmqError`
-    that the broker answered, `ConnectionFailed` where none is reached, `TimedOut`.
+    The constructor does not connect. `timeout`: seconds until each reply; `client_id`: the name of this client in
+    the broker's log. All methods raise the `TfmqError` of the broker's reply, `ConnectionFailed` if no broker is
+    reached, `TimedOut`.
     """
 
     def __init__(
@@ -58,35 +58,42 @@ class Admin:
         self._operations = Administration(self._driver.link, timeout)
 
     def ping(self) -> int:
-        """The broker's wall clock, in ms since 1970."""
+        """Return the broker's wall clock, in ms since 1970."""
         return self._driver.run(self._operations.ping())
 
     def status(self) -> dict[str, Any]:
-        """How the broker is: version, uptime, topics, partitions, connections, memory, settings and more."""
+        """Return the broker's version, uptime, topics, connections, memory, settings and more."""
         return self._driver.run(self._operations.status())
 
     def topics(self) -> list[Topic]:
-        """All topics, by name: incarnation, partitions with their states, settings."""
+        """Return all topics by name: incarnation, partitions with their states, settings."""
         return self._driver.run(self._operations.topics())
 
     def topic(self, name: str) -> TopicDescription:
-        """Everything about one topic. Raises `UnknownTopic`."""
+        """Return the description of one topic. Raises `UnknownTopic`."""
         return self._driver.run(self._operations.topic(name))
 
     def create_topic(
         self, name: str, partitions: int | None = None, settings: Mapping[str, Any] | None = None
     ) -> TopicDescription:
-        """Make a topic; `partitions` None: as many as the broker's setting says. Raises `TopicExists`."""
+        """Create a topic. Raises `TopicExists`.
+
+        `partitions` None: the broker's setting `topics.partitions`.
+        """
         return self._driver.run(self._operations.create_topic(name, partitions, settings))
 
     def grow_topic(self, name: str, partitions: int) -> int:
-        """Raise the number of partitions to `partitions`; keys may move to other ones. Returns the number."""
+        """Raise the number of partitions to `partitions`; keys may move to other ones.
+
+        Returns the number.
+        """
         return self._driver.run(self._operations.grow_topic(name, partitions))
 
     def set_topic(self, name: str, settings: Mapping[str, Any]) -> TopicDescription:
-        """Change settings of the topic's own, at once and for good; None: back to what the server has. Raises
-        `UnknownTopic`, `BadRequest` for what is no such setting, `NotAllowed` where the server's configuration sets it
-        for the topic: that comes first.
+        """Change the topic's own settings, at once and permanently; None restores the server's value.
+
+        Raises `UnknownTopic`, `BadRequest` for an unknown setting or an invalid value, `NotAllowed` if the server's
+        configuration sets it for the topic, which takes precedence.
         """
         return self._driver.run(self._operations.set_topic(name, settings))
 
@@ -95,7 +102,7 @@ class Admin:
         return self._driver.run(self._operations.delete_topic(name))
 
     def resume(self, topic: str, partition: int) -> str:
-        """Lift the stop of a partition whose disk failed and was mended. Returns its state."""
+        """Resume a partition that was stopped by a disk failure. Returns its state."""
         return self._driver.run(self._operations.resume(topic, partition))
 
     def truncate_before(self, topic: str, partition: int, offset: int) -> int:
@@ -105,24 +112,27 @@ class Admin:
         return self._driver.run(self._operations.truncate_before(topic, partition, offset))
 
     def purge(self, topic: str, partition: int | None = None, before: Place = "latest") -> Purged:
-        """Remove the messages before a place, of one partition or of all: block by block, never more than was asked. An
-        offset, and an `Ordinal`, belongs to one partition; after its end it is refused with `OffsetOutOfRange`.
+        """Remove the messages before a position, of one partition or of all.
 
-        Groups that would go on at a message that is gone go on at the first one that is left, unless they have a live
-        member: those are in `left` of the result.
+        Messages are removed by block, never more than requested. An offset or an `Ordinal` needs a partition; after its
+        end it is rejected with `OffsetOutOfRange`. Groups whose next message is removed continue at the first remaining
+        one, unless they have a live member: those are in `left` of the result.
         """
         return self._driver.run(self._operations.purge(topic, partition, before))
 
     def locate(self, topic: str, partition: int, place: Place) -> Located:
-        """Find an offset: of "earliest", "latest", a datetime (append time), an `Ordinal`; or at or before one."""
+        """Return the position of "earliest", "latest", a datetime (append time) or an `Ordinal`.
+
+        For an offset: the message at or before it.
+        """
         return self._driver.run(self._operations.locate(topic, partition, place))
 
     def groups(self) -> list[GroupSummary]:
-        """All groups, by name."""
+        """Return all groups, by name."""
         return self._driver.run(self._operations.groups())
 
     def group(self, name: str) -> GroupDescription:
-        """One group: its members and what each has, offsets and lag. A group that nobody used yet is an empty one."""
+        """Return a group's members and their partitions, offsets and lag; empty for an unused group."""
         return self._driver.run(self._operations.group(name))
 
     def reset_group(
@@ -132,12 +142,17 @@ class Admin:
         offset, and an `Ordinal`, belongs to one partition; after its end it is refused with `OffsetOutOfRange`. With
         `create` a group that is not there is made.
 
-        Raises `NotAllowed` while the group has a live member, and for a group that is not there.
+        An offset or an `Ordinal` needs a partition. `create` creates a group that does not exist.
+
+        Raises `NotAllowed` while the group has a live member, and for a group that does not exist.
         """
         return self._driver.run(self._operations.reset_group(name, topic, place, partition, create))
 
     def delete_group(self, name: str) -> bool:
-        """Forget a group with all its offsets; whether there was one. Raises `NotAllowed` while a member is alive."""
+        """Delete a group with all its offsets. Returns whether it existed.
+
+        Raises `NotAllowed` while the group has a live member.
+        """
         return self._driver.run(self._operations.delete_group(name))
 
     def transactions(
@@ -148,7 +163,7 @@ class Admin:
         after: int = 0,
         limit: int | None = None,
     ) -> list[TransactionDescription]:
-        """Unfinished transactions in the order they were begun, from the one behind epoch `after` on.
+        """Return unfinished transactions in the order of their begin, after epoch `after`.
 
         `states` None: those that need somebody: prepared, applying, ended by an operator; others are "open" and
         the like. `group`: only those of one producer group. `limit`: at most so many; None: all, however many. Raises
@@ -157,37 +172,44 @@ class Admin:
         return self._driver.run(self._operations.transactions(states, group, after, limit))
 
     def transaction(self, xid: str, epoch: int = 0) -> TransactionDescription:
-        """One transaction, live or remembered; `epoch` 0: the latest of that xid. One that the broker does not know
-        has the state "unknown".
+        """Return one transaction, live or ended; `epoch` 0: the latest of that xid.
+
+        A transaction that the broker does not have gets the state "unknown".
         """
         return self._driver.run(self._operations.transaction(xid, epoch))
 
     def commit_transaction(
         self, xid: str, epoch: int = 0, *, heuristic: bool = True, force: bool = False
     ) -> TransactionEnd:
-        """Commit a prepared transaction by hand: its owner is told so when it comes back, until it is forgotten.
-        `heuristic` False: in its owner's name, as if it had come back. `epoch` 0: the one that bears the xid now.
+        """Commit a prepared transaction by hand: a heuristic outcome, which its owner gets later.
 
-        One that lost messages with damage of the transaction journal is refused (`Damaged`); with `force`, which needs
-        `heuristic`, what is left of it is committed, and `lost` counts the rest.
+        `heuristic` False: in its owner's name, without a heuristic outcome. `epoch` 0: the latest of that xid. The
+        outcome is kept until `forget_transaction`.
+
+        A transaction that lost messages to damage of the transaction journal is rejected (`Damaged`); with `force`,
+        which needs `heuristic`, its remaining messages are committed, and `lost` is the number of lost ones.
 
         Raises `UnknownTransaction`, `TransactionState` if it is not prepared, `TransactionRolledBack`,
-        `HeuristicOutcome` if another operator was there before.
+        `HeuristicOutcome` if another operator ended it before.
         """
         return self._driver.run(self._operations.commit_transaction(xid, epoch, heuristic, force))
 
     def rollback_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> TransactionEnd:
-        """Drop a transaction by hand; otherwise like `commit_transaction`. Raises `TransactionCommitted` too."""
+        """Roll back a transaction by hand, like `commit_transaction`.
+
+        Raises `TransactionCommitted` too.
+        """
         return self._driver.run(self._operations.rollback_transaction(xid, epoch, heuristic))
 
     def forget_transaction(self, xid: str, epoch: int = 0) -> bool:
-        """Let go of the outcome of a transaction that an operator ended, once its owner knows. False: there was
-        none.
+        """Discard the outcome of a transaction that an operator ended. Returns whether there was one.
+
+        Call it after the transaction's owner has got the outcome.
         """
         return self._driver.run(self._operations.forget_transaction(xid, epoch))
 
     def commit_groups(self) -> list[CommitGroupDescription]:
-        """All commit groups by name: the sequence that each has reached, and its members that are prepared."""
+        """Return all commit groups by name, with their last sequence and their prepared members."""
         return self._driver.run(self._operations.commit_groups())
 
     def commit_group(
@@ -200,9 +222,10 @@ class Admin:
         *,
         other_total: bool = False,
     ) -> CommitGroupEnd:
-        """Commit prepared members together, all or none, as `sequence` of the commit group; `transactions`: (xid,
-        epoch) of each. The same sequence again gets the first answer; another total of `rows` only with
-        `other_total`. Other members with a sequence up to it are dropped.
+        """Commit prepared members atomically, as `sequence` of the commit group.
+
+        `transactions`: (xid, epoch) of each member. The same sequence again gets the first reply; a different total of
+        `rows` is accepted only with `other_total`. Other members with a sequence up to it are rolled back.
 
         Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`.
         """
@@ -210,13 +233,17 @@ class Admin:
         return self._driver.run(operation)
 
     def abort_commit_group(self, name: str, sequence: int, run: str) -> str:
-        """Drop what one run made for one sequence, and let nothing more of that run in. "aborted", or "committed"
-        where it came too late and changed nothing.
+        """Roll back the members of one run for one sequence, and reject later requests of that run.
+
+        Returns "aborted", or "committed" if the sequence was committed before and nothing was changed.
         """
         return self._driver.run(self._operations.abort_commit_group(name, sequence, run))
 
     def forget_commit_group(self, name: str) -> bool:
-        """Forget the sequence that a commit group has reached, so that it may start anew. False: there was none."""
+        """Discard the last sequence of a commit group, so that it can restart.
+
+        Returns whether it had one.
+        """
         return self._driver.run(self._operations.forget_commit_group(name))
 
     def delayed(
@@ -230,35 +257,39 @@ class Admin:
         after: str | None = None,
         limit: int | None = None,
     ) -> list[DelayedDescription]:
-        """Messages that wait for their time, in the order in which they will be delivered, payloads left out.
+        """Return pending delayed messages in the order of delivery, without payloads.
 
-        `topic`, `partition`, `key`: only those · `first`, `end`: only those that are due from the one moment on and
-        before the other (aware datetimes, or seconds since 1970) · `after`: from the one behind this handle on ·
-        `limit`: at most so many; None: all, however many.
+        `topic`, `partition`, `key`: only messages with these · `first`, `end`: only messages due from `first` on and
+        before `end` (aware datetimes, or seconds since 1970) · `after`: only messages after this handle · `limit`: the
+        maximum number; None: all.
         """
         asked = DelayedQuery(topic, partition, key, first, end)
         return self._driver.run(self._operations.delayed(asked, after, limit))
 
     def delayed_histogram(self, edges: Sequence[Moment], topic: str | None = None) -> DelayedCounts:
-        """How many messages wait for the time between each of `edges` (aware datetimes, or seconds since 1970) and the
-        next one, and how many in all; of one topic, or of all. Raises `BadRequest` for edges that do not ascend.
+        """Count the messages due between each of `edges` and the next, and all.
+
+        Counts messages of one topic, or of all topics.
+
+        `edges` are aware datetimes, or seconds since 1970. Raises `BadRequest` for edges that do not ascend.
         """
         return self._driver.run(self._operations.delayed_histogram(edges, topic))
 
     def describe_delayed(self, handle: str) -> DelayedDescription:
-        """One delayed message, whether it still waits or not, as far as the broker remembers. Raises `BadRequest` for a
-        handle with a typo.
+        """Return one delayed message, pending or not, as long as the broker has it.
+
+        Raises `BadRequest` for a mistyped handle.
         """
         return self._driver.run(self._operations.describe_delayed(handle))
 
     def cancel(self, handle: str) -> str:
-        """As `Producer.cancel`."""
+        """See `Producer.cancel`."""
         return self._driver.run(self._operations.cancel(handle))
 
     def reschedule(
         self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Rescheduled:
-        """As `Producer.reschedule`."""
+        """See `Producer.reschedule`."""
         return self._driver.run(self._operations.reschedule(handle, delay, deliver_at))
 
     def schedule(
@@ -275,40 +306,45 @@ class Admin:
         partition: int | None = None,
         misfire: str = "one",
     ) -> ScheduleDescription:
-        """Send a message at each time of a cron expression (five fields, as crontab has them, or @daily and the like),
-        in a time zone as in "Europe/Berlin". A call with the same arguments adds no second schedule. A schedule without
-        a `name` gets one that is made of its arguments. The topic is made on first use.
+        """Add a schedule, which sends a message at each time of a cron expression.
 
-        `misfire`: what becomes of times that were missed, because the broker was down or the partition stopped: "one",
-        the latest is sent, once; "all", each, the newest 1,000 at most; "skip", none. Messages also have the
-        properties `schedule` and `scheduled_for`. Raises `BadRequest` for an expression or a zone that is none,
-        `NotAllowed` for a name that another schedule has.
+        The expression has five fields as in crontab, or is @daily or similar, in a time zone such as "Europe/Berlin". A
+        call with the same arguments adds no second schedule. Without a `name`, the name is derived from the arguments.
+        The topic is created on first use.
+
+        `misfire`: the messages for times that were missed because the broker was down or the partition stopped: "one",
+        only the latest; "all", each, at most the newest 1,000; "skip", none. Messages also have the properties
+        `schedule` and `scheduled_for`. Raises `BadRequest` for an invalid expression or zone, `NotAllowed` if another
+        schedule has the name.
         """
         wish = ScheduleWish(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
         return self._driver.run(self._operations.schedule(wish))
 
     def schedules(self) -> list[ScheduleDescription]:
-        """All schedules, by name."""
+        """Return all schedules, by name."""
         return self._driver.run(self._operations.schedules())
 
     def describe_schedule(self, name: str) -> ScheduleDescription:
-        """One schedule. Raises `UnknownSchedule`."""
+        """Return one schedule. Raises `UnknownSchedule`."""
         return self._driver.run(self._operations.describe_schedule(name))
 
     def pause_schedule(self, name: str) -> ScheduleDescription:
-        """Send nothing of it until it is resumed. Raises `UnknownSchedule`."""
+        """Pause a schedule until it is resumed. Raises `UnknownSchedule`."""
         return self._driver.run(self._operations.pause_schedule(name))
 
     def resume_schedule(self, name: str) -> ScheduleDescription:
-        """Go on with the next time from now: what passed meanwhile is not missed. Raises `UnknownSchedule`."""
+        """Resume a schedule with its next time; times that passed meanwhile do not count as missed.
+
+        Raises `UnknownSchedule`.
+        """
         return self._driver.run(self._operations.resume_schedule(name))
 
     def remove_schedule(self, name: str) -> bool:
-        """End it for good. Raises `UnknownSchedule`."""
+        """Remove a schedule. Raises `UnknownSchedule`."""
         return self._driver.run(self._operations.remove_schedule(name))
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Close the connection."""
         self._driver.close()
 
     def __repr__(self) -> str:

@@ -1,8 +1,9 @@
-"""What a transaction or a timer does to the broker, as values, and what the broker must be able to do for it.
+"""Effects of transactions and delayed messages, and the protocol that applies them.
 
-An effect names its target and its source: who applied it and at which place of that source. Places of one
-source only grow at a target, so the highest applied one tells, after any crash, what is still to do; an effect
-at or below it is not done again. Sources do not know partitions, topics or groups: they know a `Destination`.
+An effect names its target (the key) and its source: the component that applies it, and the position in that
+source. The positions of one source only grow at a target. After a crash the highest applied position
+therefore shows what is still to be applied; an effect at or below that position is not applied again. Sources
+do not know partitions, topics or groups: they know an `ApplyTarget`.
 """
 
 from array import array
@@ -13,19 +14,21 @@ from journal.record.batch import Batch, Source
 from journal.record.format import make_log_id
 
 OFFSETS_KEY: Final = 0
-"""The key of what holds the groups' offsets; no partition's log has the id 0."""
+"""The key of the groups' offsets. No partition's log has the id 0."""
 
 ARRIVALS_KEY: Final = make_log_id(2, 0)
-"""The key, and the log's id, of where delayed messages arrive; topics' incarnations are above the house's ids."""
+"""The key, and the log id, of the arrival log of delayed messages. Incarnations of topics are above the ids
+that the broker reserves for its own logs."""
 
 SourceName: TypeAlias = tuple[int, int]
 """(kind, id) of a source, as in `journal.record.batch.Source`."""
 
 
 class Append(NamedTuple):
-    """Batches for one partition from `source`, in one atomic append that names the source's position.
+    """Batches for one partition, in one atomic append with the position of `source`.
 
-    It bypasses the rule of contiguous sequences: what its producers sent was checked where it first landed.
+    The rule of contiguous producer sequences does not apply here: the sequences were checked when the
+    messages were first stored.
     """
 
     topic: str
@@ -41,10 +44,10 @@ class Append(NamedTuple):
 
 
 class GroupPlaces(NamedTuple):
-    """Where a group goes on, under the generation that said so.
+    """The next read positions of a group, and the group generation that committed them.
 
-    `places` are (incarnation, partition, offset, index, log epoch) of partitions that were there when they
-    were checked.
+    `positions` are (incarnation, partition, offset, ordinal, log epoch) of partitions that existed when the
+    commit was checked.
     """
 
     group: str
@@ -53,23 +56,24 @@ class GroupPlaces(NamedTuple):
 
 
 class CommitOffsets(NamedTuple):
-    """Offsets of groups from `source`, saved together or not at all."""
+    """Offsets of groups from `source`, committed atomically."""
 
     groups: Sequence[GroupPlaces]
     source: Source
 
     @property
     def key(self) -> int:
-        """`OFFSETS_KEY`: all groups' offsets lie together."""
+        """`OFFSETS_KEY`: the offsets of all groups have one key."""
         return OFFSETS_KEY
 
 
 class Schedule(NamedTuple):
-    """Delayed batches from `source`, each to become messages of its partition when it is due.
+    """Delayed batches from `source`; each becomes messages of its partition when it is due.
 
-    Of each, `data` is what the broker made of a delayed send: a note that names partition and dues as they were
-    asked for, then the records; `count` counts the records alone. `decided_ms`: for each, the broker time from which
-    its delays count. Written in one atomic append that names the source's position.
+    `data` of a batch is the arrival header (partition and due times as the client requested them), followed
+    by the records; `count` counts the records only. `decided_ms` has one broker time for each batch, from
+    which its relative delays count. The effect is written in one atomic append that stores the position of
+    `source`.
     """
 
     batches: Sequence[Batch]
@@ -78,7 +82,7 @@ class Schedule(NamedTuple):
 
     @property
     def key(self) -> int:
-        """`ARRIVALS_KEY`: all delayed messages arrive in one log."""
+        """`ARRIVALS_KEY`: all delayed messages are appended to one log."""
         return ARRIVALS_KEY
 
 
@@ -86,8 +90,10 @@ Effect: TypeAlias = Append | CommitOffsets | Schedule
 
 
 class Delayed(NamedTuple):
-    """A delayed batch as it waits: message n is for the partition of the log `log_id`, has the number `first_number` +
-    n and the n-th of `dues` (ms of broker time; one alone is that of all). A handle is made of these.
+    """A delayed batch as it was stored; handles are made of these values.
+
+    Message n is for the partition with the log `log_id`, has the number `first_number` + n, and is due at the
+    n-th of `dues` (ms of broker time); a single value is valid for all messages.
     """
 
     log_id: int
@@ -96,11 +102,13 @@ class Delayed(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What is written: it survives a power cut once the target `key` is forced up to `end`.
+    """The result of a written effect.
 
-    `offsets`: where each batch of the effect begins, in their order; empty where the effect had been written
-    before, for offsets of groups, and for delayed batches, which are not in their partition yet: for those `delayed`
-    has one row each, likewise.
+    It is durable when the target `key` is fsynced up to `end`.
+
+    `offsets` has the start offset of each batch of the effect, in their order. It is empty for an effect that
+    had been written before, for offsets of groups, and for delayed batches, which are not in their partition
+    yet: for those, `delayed` has one row for each batch.
     """
 
     key: int
@@ -110,101 +118,114 @@ class Mark(NamedTuple):
 
 
 Applied: TypeAlias = Callable[[Mark | None, BaseException | None], None]
-"""applied(mark, None) when the effect is written, applied(None, error) when it is not."""
+"""Called with (result, None) when the effect is written, with (None, error) when it failed."""
 
 Forced: TypeAlias = Callable[[BaseException | None], None]
-"""forced(None) when it is on the disk, forced(error) when that is not going to happen before the target
-is resumed.
-"""
+"""Called with None when the effect is durable, with an error when it cannot become durable before the target
+is resumed."""
 
 
 class Destination(Protocol):
-    """The targets of effects, by key: the id of a partition's log, `OFFSETS_KEY` or `ARRIVALS_KEY`.
+    """The targets of effects, by key: a log id, `OFFSETS_KEY` or `ARRIVALS_KEY`.
 
-    Everything is called in the owner's thread. Callbacks come in that thread, at once or later.
+    All methods are called in the owner's thread. Callbacks run in that thread, immediately or later.
     """
 
     def check(self, key: int, size_bytes: int) -> None:
-        """Whether `key` would take so many bytes more, as far as that can be told now; nothing is promised.
+        """Raise an error if `key` cannot accept `size_bytes` more bytes now. Reserves nothing.
 
-        Raises UnknownTopic (also where that incarnation is gone), StorageStopped, DiskFull: the latter also
-        when what is reserved and `size_bytes` leave no free space.
+        Raises UnknownTopic (also where that incarnation was deleted), StorageStopped, DiskFull: the last also
+        when the reserved bytes and `size_bytes` together exceed the free space.
         """
         ...
 
     def reserve(self, size_bytes: int) -> None:
-        """Counts bytes that decided transactions will still write, so that `check` does not give them away."""
+        """Reserve bytes that committed transactions will still write.
+
+        `check_space` then does not count them as free.
+        """
         ...
 
     def release(self, size_bytes: int) -> None:
-        """Takes a reservation back, in part or whole."""
+        """Release a reservation, in part or whole."""
         ...
 
     def name(self, key: int) -> str | None:
-        """The target for people, `topic-partition`; None if the log's incarnation is gone, for ever."""
+        """Return `topic-partition` for log lines, or None if the log's incarnation was deleted."""
         ...
 
     def applied(self, key: int, source: SourceName) -> tuple[int, int] | None:
-        """The highest place (high, low) written there from that source; None if there is none."""
+        """Return the highest position (high, low) that was written there from `source`, or None."""
         ...
 
     def settled(self, key: int, source: SourceName) -> tuple[int, int] | None:
-        """As `applied`, but the highest place that no power cut and no resumption can take back any more. Of groups'
-        offsets for a source that did not write there since the start; None while those are stopped, or wait for space.
+        """Return the highest durable position (high, low) from `source`, or None.
+
+        No power failure and no resumption of the target can take that position back. For groups' offsets: the
+        highest position if `source` did not write there since the start; None while the offsets are stopped
+        or wait for disk space.
         """
         ...
 
     def apply(self, effect: Effect, done: Applied) -> None:
-        """Writes the effect, unless it was written before, at the end of the turn; never raises.
+        """Write the effect at the end of the turn, unless it was written before. Never raises.
 
-        Effects of one key are written in the order of the calls. Those of one source that are queued for
-        one partition in the same turn are joined in one append under the last one's place. The bytes of
-        `effect.batches` stay unchanged until `done`.
-        Errors: UnknownTopic (gone for ever: whoever asks drops it), StorageStopped and DiskFull (not done,
-        unless the error's outcome says "unknown": then `applied` tells once the target is resumed), anything
-        else as StorageStopped. Since the highest place wins, a source that must not lose one never calls this
-        for a key while an earlier call for it has no answer, unless both are to be joined. For the same reason
-        a stopped target answers StorageStopped until its sources were told that it is resumed: what it had
-        written, but not forced, may be gone, and is to be written again before anything later.
+        Effects of one key are written in the order of the calls. Effects of one source that are queued for
+        one partition in the same turn are written in one append with the last one's position. The bytes of
+        `effect.batches` must not change until `done` is called.
+
+        `done` gets UnknownTopic (deleted; the caller must discard the effect), StorageStopped or DiskFull
+        (not written, unless the error's outcome is "unknown": then `last_applied` shows it after the target
+        is resumed); any other error means the same as StorageStopped.
+
+        Because only the highest position counts, a source that must not lose an effect does not call this for
+        a key while an earlier call for that key is not answered, unless both may be joined. For the same
+        reason a stopped target answers StorageStopped until its sources were notified of the resumption:
+        effects that were written but not fsynced may be lost, and have to be written again before any later
+        effect.
         """
         ...
 
     def slice_bytes(self, key: int) -> int:
-        """The most bytes of batches that one `Append` to `key` should have; a single block may be larger."""
+        """The maximum bytes of batches in one `Append` to `key`; a single block may be larger."""
         ...
 
     def hold(self, key: int, source: SourceName) -> None:
-        """From now on only effects of that source are appended to that partition, so that those of one big
-        transaction lie together; whatever else arrives waits until `unhold`. Holds do not nest. No effect on a key
-        that is gone, nor on `ARRIVALS_KEY`, where nothing need lie together.
+        """Let only effects of `source` be appended to the partition, until `end_exclusive`.
+
+        So the slices of one large transaction are contiguous in the log. Other appends wait. Calls do not
+        nest. Has no effect on a deleted key, nor on `ARRIVALS_KEY`, where slices need not be contiguous.
         """
         ...
 
     def unhold(self, key: int) -> None:
-        """Ends `hold`; harmless without one."""
+        """End `begin_exclusive`. Does nothing if it was not called."""
         ...
 
     def forced(self, mark: Mark) -> bool:
-        """Whether what the mark stands for is on the disk, or its target gone for ever. Cheap."""
+        """Return whether the result is durable, or its target was deleted. Cheap."""
         ...
 
     def when_forced(self, mark: Mark, done: Forced) -> None:
-        """Asks for a force up to the mark; `done(None)` also where the target is gone for ever."""
+        """Fsync up to the end of `mark`. `done(None)` is also called if the target was deleted."""
         ...
 
     def check_offsets(self, rows: Sequence[Any], session: Any) -> list[GroupPlaces]:
-        """What rows of offsets (as they came with the request) mean, if `session` may commit them.
+        """Resolve rows of offsets, as they were received, if `session` may commit them.
 
         Raises Fenced (the generation is over), NotAllowed, Busy (locked by another transaction).
         """
         ...
 
     def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPlaces]) -> None:
-        """Until `unlock_offsets`, reading, saving and resetting the offsets of these groups and partitions is
-        answered Busy, naming `xid`. Adds to what the epoch holds already; never fails.
+        """Lock the offsets of these groups and partitions for the transaction, until `unlock_offsets`. Never
+        fails.
+
+        Until then, reading, committing and resetting these offsets raises Busy, which names `xid`. Locks that
+        the epoch already has remain.
         """
         ...
 
     def unlock_offsets(self, epoch: int) -> None:
-        """Ends every lock of that transaction; harmless without one."""
+        """Release all offset locks of that transaction. Does nothing if there are none."""
         ...

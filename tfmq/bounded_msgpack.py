@@ -1,9 +1,8 @@
-"""Bounded msgpack: reads what a stranger packed without letting it choose how much memory that takes.
+"""Bounded msgpack: decode bytes from a peer with a limit on memory and depth.
 
-`unpack` raises `Malformed`, and nothing else, for every wrong input: text that is not UTF-8, lengths beyond
-the end, extension types, nesting deeper than `limits.HEADER_DEPTH`, more items than allowed,
-bytes behind the value. A count is compared with the bytes that are left before anything of that size is
-allocated.
+`unpack` raises `Malformed`, and nothing else, for every invalid input: text that is not UTF-8, lengths beyond
+the end, extension types, nesting deeper than `limits.HEADER_DEPTH`, more items than allowed, bytes after the
+value. A count is compared with the number of remaining bytes before anything of that size is allocated.
 """
 
 from collections.abc import Sequence
@@ -15,28 +14,33 @@ from tfmq import limits
 
 Buffer = bytes | bytearray | memoryview
 
-# Below this a bomb of nested empty arrays can claim about 200 kB; that is less than looking first costs.
+# Below this size, nested empty arrays can allocate about 200 kB; a check before decoding would cost more than
+# that.
 TRUSTED_BYTES = 256
 
 _unpackb = msgpack.unpackb
 
 
 class Malformed(ValueError):
-    """The bytes are not one well-formed, bounded msgpack value; the text says why."""
+    """The bytes are not one valid, bounded msgpack value. `str(error)` names the reason."""
 
 
 def pack(value: Any) -> bytes:
-    """`value` as msgpack. Raises `ValueError`, `TypeError` or `OverflowError` for what cannot be packed."""
+    """Encode `value` as msgpack.
+
+    Raises `ValueError`, `TypeError` or `OverflowError` for unsupported values.
+    """
     packed: bytes = msgpack.packb(value)
     return packed
 
 
 def unpack(data: Buffer, *, text_keys: bool = True, items_max: int = limits.HEADER_ITEMS) -> Any:
-    """The one value that `data` holds, of at most `items_max` values. With `text_keys=False` maps may have integers as
-    keys, too.
+    """Decode the one value in `data`, of at most `items_max` items in total.
 
-    A value of `TRUSTED_BYTES` or less may be nested as deep as it has bytes, which no stack minds; whoever hands
-    parts of it on as they are calls `check_depth`.
+    `text_keys=False` also allows integers as keys of maps. Raises `Malformed`.
+
+    A value of at most `TRUSTED_BYTES` may be nested as deep as it has bytes, which no decoder stack exceeds.
+    Callers that pass parts of the value on unchanged must call `check_depth`.
     """
     if len(data) > TRUSTED_BYTES:
         survey(data, items_max)
@@ -47,7 +51,10 @@ def unpack(data: Buffer, *, text_keys: bool = True, items_max: int = limits.HEAD
 
 
 def check_depth(value: Any) -> None:
-    """Raises `Malformed` for lists and maps nested too deep; level by level, so that no stack can run out."""
+    """Raise `Malformed` for lists and maps that are nested too deep.
+
+    Iterates by level, so the stack cannot overflow.
+    """
     level: list[Any] = [value]
     for _ in range(limits.HEADER_DEPTH):
         level = [
@@ -61,12 +68,12 @@ def check_depth(value: Any) -> None:
     raise Malformed(f"nested deeper than {limits.HEADER_DEPTH:d} levels")
 
 
-# What the first byte of a value says: how many bytes the value takes in all (> 0), or its kind.
+# Decoded first byte of a value: its total size in bytes (> 0), or its kind.
 _ARRAY, _MAP, _STRING, _REFUSED = -1, -2, -3, -4
 
 
 def _shape(byte: int) -> tuple[int, int, int]:
-    """(bytes in all or kind, bytes of the length word, length where the first byte holds it)."""
+    """Return (total bytes or kind, bytes of the length word, length where the first byte contains it)."""
     if byte <= 0x7F or byte >= 0xE0:
         return 1, 0, 0
     if byte <= 0x8F:
@@ -96,7 +103,10 @@ SHAPES: Sequence[tuple[int, int, int]] = tuple(_shape(byte) for byte in range(25
 
 
 def announced(data: Buffer) -> tuple[int, int]:
-    """(how many values the list has that `data` begins with, where the first of them is); (-1, 0) for no list."""
+    """Return (item count, position of the first item) of the list that `data` begins with.
+
+    Returns (-1, 0) for another type.
+    """
     kind, width, length = SHAPES[data[0]] if len(data) else (_REFUSED, 0, 0)
     if kind != _ARRAY or len(data) <= width + 1:
         return -1, 0
@@ -104,10 +114,10 @@ def announced(data: Buffer) -> tuple[int, int]:
 
 
 def survey(data: Buffer, items_max: int = limits.HEADER_ITEMS) -> None:
-    """Walks over one packed value without building it; raises `Malformed` where a limit is passed."""
+    """Check one packed value without building it. Raises `Malformed` where a limit is exceeded."""
     end = len(data)
     position = items = 0
-    unread = [1]  # how many values each open list or map still has to come
+    unread = [1]  # how many items each open list or map still needs
     while unread:
         if not unread[-1]:
             unread.pop()

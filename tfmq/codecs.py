@@ -1,12 +1,12 @@
-"""Codecs: values of yours to payloads and back.
+"""Codecs: convert values to payloads and back.
 
     tfmq.Producer(codec=tfmq.codecs.json).send("orders", {"number": 42})
     for message in tfmq.Consumer(topics="orders", codec=tfmq.codecs.json): message.value
 
-`json` and `msgpack` take what their formats know; `pydantic(Model)` validates in both directions and needs the
-package pydantic. Any object with `encode(value) -> bytes` and `decode(data) -> value` is a codec. `codec=` also takes
-one for each topic, `{"orders": tfmq.codecs.pydantic(Order), "bills": tfmq.codecs.json}`; a topic that is not in it has
-none.
+`json` and `msgpack` accept the types of their formats. `pydantic(Model)` validates in both directions and
+needs the package pydantic. Any object with `encode(value) -> bytes` and `decode(data) -> value` is a codec.
+`codec=` also accepts one codec for each topic, `{"orders": tfmq.codecs.pydantic(Order), "bills":
+tfmq.codecs.json}`; other topics then have no codec.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Made = TypeVar("Made")
 
 
 class Codec(Protocol[Value]):
-    """What a codec does. `decode` raises whatever it likes; readers see it as `DecodeFailed`."""
+    """The methods of a codec. `decode` may raise any error; readers get it as `DecodeFailed`."""
 
     def encode(self, value: Value) -> bytes: ...
 
@@ -32,12 +32,15 @@ class Codec(Protocol[Value]):
 
 
 def codec_of(codec: Made | Mapping[str, Made] | None, topic: str) -> Made | None:
-    """The one for `topic`, of what a producer or a consumer was given; None: there is none."""
+    """Return the codec for `topic` from a `codec=` argument, or None."""
     return codec.get(topic) if isinstance(codec, Mapping) else codec
 
 
 def check_codec(codec: Any, method: str) -> None:
-    """Raises `BadRequest` for what has no such method, or is no topic's name where it names topics."""
+    """Check that each codec has `method`, and that each key of a dict is a valid topic name.
+
+    Raises `BadRequest`.
+    """
     for topic, each in codec.items() if isinstance(codec, Mapping) else ((None, codec),):
         if topic is not None and not valid_name(topic):
             raise BadRequest(
@@ -51,7 +54,10 @@ def check_codec(codec: Any, method: str) -> None:
 
 
 class _Json:
-    """JSON in UTF-8, without needless blanks. `encode` raises `TypeError` or `ValueError` for what JSON lacks."""
+    """JSON in UTF-8, without optional spaces.
+
+    `encode` raises `TypeError` or `ValueError` for unsupported values.
+    """
 
     def encode(self, value: Any) -> bytes:
         return _json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
@@ -67,7 +73,7 @@ class _Json:
 
 
 class _MessagePack:
-    """msgpack. `encode` raises `TypeError` or `ValueError` for what msgpack lacks."""
+    """msgpack. `encode` raises `TypeError` or `ValueError` for unsupported values."""
 
     def encode(self, value: Any) -> bytes:
         packed: bytes = import_module("msgpack").packb(value)
@@ -89,7 +95,7 @@ class _Pydantic(Generic[Value]):
 
     def __init__(self, model: type[Value]) -> None:
         package = import_module("pydantic")
-        self._name = getattr(model, "__name__", None) or str(model)  # `int | str` has none
+        self._name = getattr(model, "__name__", None) or str(model)  # types such as `int | str` have no name
         try:
             self._adapter = package.TypeAdapter(model)
         except package.PydanticUserError as error:
@@ -116,6 +122,8 @@ msgpack = _MessagePack()
 
 
 def pydantic(model: type[Value]) -> Codec[Value]:
-    """The codec of one pydantic model. Raises `ImportError` where pydantic is not installed, `BadRequest` for what
-    pydantic knows no schema of."""
+    """Create the codec of one pydantic model.
+
+    Raises `ImportError` if pydantic is not installed, `BadRequest` for a type that pydantic cannot validate.
+    """
     return _Pydantic(model)

@@ -1,8 +1,8 @@
-"""The configuration: what `--set`, the environment, the file and the defaults come to, and where each value
-is from.
+"""The configuration: merges `--set`, the environment, the file and the defaults, with the origin of each
+value.
 
-`load` is the one way in. Precedence: flags and `--set` > `TFMQ_SECTION_KEY` > file > default. Whatever is
-wrong raises `ConfigError` with one sentence that names the place and, for a misspelt key, the likely one.
+Use `load`. Precedence: flags and `--set` > `TFMQ_SECTION_KEY` > file > default. Any invalid value raises
+`ConfigError` with one sentence that names the origin and, for a misspelt key, the likely key.
 """
 
 import difflib
@@ -62,10 +62,10 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """The whole configuration; `Config()` is the defaults.
+    """The complete configuration; `Config()` has the defaults.
 
-    `limits` has every limit by name; `topic` the keys of `[topic."NAME"]` sections; `origins` says where each
-    key that is not a default comes from.
+    `limits` has every limit by name; `topic` the keys of `[topic."NAME"]` sections; `origins` the origin of
+    each key that is not a default.
     """
 
     server: Server = field(default_factory=Server)
@@ -81,13 +81,13 @@ class Config:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, key: str) -> Any:
-        """The value of `section.key`."""
+        """Return the value of `section.key`."""
         section, name = key.split(".")
         return self.limits[name] if section == "limits" else getattr(getattr(self, section), name)
 
     @property
     def values(self) -> dict[str, Any]:
-        """Every key -> its value."""
+        """Return all keys with their values."""
         return {key: self.value(key) for key in SETTINGS}
 
 
@@ -99,13 +99,13 @@ def load(
     sets: Iterable[str] = (),
     again: bool = False,
 ) -> Config:
-    """The configuration. `flags`: key -> value of options of their own such as `--data`; `sets`: "KEY=VALUE"
-    each. `again`: it was read before, by a server that runs now.
+    """Load the configuration. Raises `ConfigError`; also for a given file that cannot be read.
 
-    Raises `ConfigError`; also for a file that is named and cannot be read.
+    `flags`: key -> value of command line options such as `--data`; `sets`: "KEY=VALUE" texts. `again`: a
+    running server reads the configuration again.
     """
     if file and again and Path(file).exists() and not Path(file).is_file():
-        # The server would wait for a pipe, or take what is left of it, nothing, for the configuration.
+        # A server would wait for a pipe, or read the rest of it, nothing, as the configuration.
         raise ConfigError(f"{file} is no regular file, and only such a one can be read again.")
     given = [
         *(_from_file(file) if file else ()),
@@ -165,14 +165,15 @@ def check(key: str, value: Any, origin: str, topic: str = "", typed: bool = Fals
 
 
 def _short(value: Any) -> str:
-    """A value may come from a stranger: not more of it than a line holds."""
+    """Shorten a value for an error: it may be long."""
     return repr(value)[:80]
 
 
 def _suggestion(key: str, known: Iterable[str]) -> str:
-    """ ", did you mean ...?" if something is near: the whole key, or the same word in another section."""
+    """Return ", did you mean ...?" for a similar key, or for the same word in another section."""
     known = list(known)
-    # A section alone means its time or its size: retention is retention.seconds, not what happens to be spelt alike.
+    # A section name alone stands for its time or size: retention is retention.seconds, not the most similar
+    # word.
     near = [f"{key}.{last}" for last in ("seconds", "bytes") if f"{key}.{last}" in known][:1]
     near = near or difflib.get_close_matches(key, known, 1, 0.6)
     if not near:
@@ -182,7 +183,7 @@ def _suggestion(key: str, known: Iterable[str]) -> str:
 
 
 def check_topic_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a topic is made with, keys as in `TOPIC_KEYS`. Raises `BadRequest`."""
+    """Check the settings for a new topic, keys as in `TOPIC_KEYS`. Raises `BadRequest`."""
     try:
         return {key: check(key, value, "the topic's settings", "NEW") for key, value in settings.items()}
     except ConfigError as error:
@@ -190,7 +191,7 @@ def check_topic_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_topic_keys(keys: Iterable[str]) -> None:
-    """Raises `BadRequest` for a key that no topic can have."""
+    """Raise `BadRequest` for a key that cannot be set for a topic."""
     for key in keys:
         if key not in TOPIC_KEYS:
             raise BadRequest(f"There is no key {_short(key)[1:-1]} of a topic{_suggestion(key, TOPIC_KEYS)}")
@@ -228,24 +229,24 @@ _DEFAULTS_BELOW = {
     "transaction.timeout_seconds": "limits.transaction_seconds",
     "transaction.group_ttl_seconds": "limits.transaction_ttl_seconds",
 }
-"""A time that holds where a client asks for none -> the most that one may ask for."""
+"""A default time of the server -> the maximum that a client may request."""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """(host, port) of HOST:PORT, the host without brackets."""
+    """Split HOST:PORT into (host, port), the host without brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`. An empty host means all addresses."""
+    """Return whether only this machine reaches `host`. An empty host means all addresses."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-# Where values come from
+# Sources of values
 
 
 def _from_file(path: str) -> list[Given]:
@@ -256,7 +257,7 @@ def _from_file(path: str) -> list[Given]:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # too long a number, or too deep a list, is neither of tomllib's own
+    ) as error:  # tomllib raises ValueError and RecursionError too, for too long numbers and too deep lists
         raise ConfigError(f"The configuration {path} is not TOML: {error}.") from None
 
 
@@ -329,7 +330,7 @@ def _from_set(text: str) -> Given:
 
 
 def _path(key: str) -> list[str]:
-    """The names in a key as TOML writes it: topic."a.b".flush.messages has four."""
+    """Return the parts of a key as TOML splits it: topic."a.b".flush.messages has four."""
     try:
         node: Any = tomllib.loads(f"{key} = 0")
     except tomllib.TOMLDecodeError:
@@ -345,21 +346,24 @@ def _flag_of(key: str) -> str:
     return "--" + key.rpartition(".")[2].replace("_", "-")
 
 
-# While the server runs
+# Reload
 
 
 class Reloaded(NamedTuple):
-    """What a running server makes of a configuration that was read again."""
+    """The result of a reload by a running server."""
 
     config: Config
     changed: list[str]
-    """What holds from now on, as "KEY = VALUE (was VALUE)"."""
+    """Changed values that are effective now, as "KEY = VALUE (was VALUE)"."""
     later: list[str]
-    """Keys that differ and need a restart."""
+    """Changed keys that need a restart."""
 
 
 def reloaded(old: Config, new: Config) -> Reloaded:
-    """`old` with the values of `new` where they can change while the server runs. Raises `ConfigError`."""
+    """Return `old` with the values of `new` that can change without a restart.
+
+    Raises `ConfigError`.
+    """
     parts: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "limits")}
     changed, later = [], []
     origins = {key: origin for key, origin in new.origins.items() if key in RELOADED or key not in SETTINGS}
@@ -399,11 +403,11 @@ def _changed_topics(old: Config, new: Config) -> list[str]:
     return changed
 
 
-# What --check-config prints
+# Output of --check-config
 
 
 def rows(config: Config) -> list[tuple[str, Any, str]]:
-    """(key, value, where it comes from) of every key, then those of the topics."""
+    """Return (key, value, origin) of every key, then those of the topics."""
     found = [(key, config.value(key), config.origins.get(key, DEFAULT)) for key in SETTINGS]
     for topic, values in config.topic.items():
         for key, value in values.items():
@@ -413,14 +417,14 @@ def rows(config: Config) -> list[tuple[str, Any, str]]:
 
 
 def describe(config: Config) -> str:
-    """A table for people."""
+    """Return a table for people."""
     table = [(key, json.dumps(value), origin) for key, value, origin in rows(config)]
     widths = [max(len(row[column]) for row in table) for column in (0, 1)]
     return "\n".join(f"{key:{widths[0]}}  {value:{widths[1]}}  {origin}" for key, value, origin in table)
 
 
 def describe_json(config: Config) -> str:
-    """The same for programs: {key: {"value": ..., "from": ...}}."""
+    """Return JSON: {key: {"value": ..., "from": ...}}."""
     return json.dumps(
         {key: {"value": value, "from": origin} for key, value, origin in rows(config)}, indent=2
     )

@@ -1,5 +1,6 @@
-"""The blocking consumer: one method a line over `tfmq.client.consumer.core`; every wait happens in the calling
-thread.
+"""The blocking consumer, a thin layer over `tfmq.client.consumer.core`.
+
+All waits are in the calling thread.
 """
 
 import os
@@ -42,10 +43,12 @@ from tfmq.runs import begin_run, open_store
 
 
 class Consumer(Generic[Value]):
-    """Reads topics, in a loop or by `poll`. Making one touches no network; leave `with`, or call `close`, at the end.
+    """Reads topics, in a loop or by `poll`.
 
-    A message counts as processed when the next one is asked for, a polled batch when `poll` is called again, both when
-    `with` ends without an exception. A topic that does not exist is waited for; reading never creates one.
+    The constructor does not connect. Leave `with`, or call `close`, at the end.
+
+    A message is acknowledged when the next one is requested, a polled batch when `poll` is called again, both when
+    `with` ends without an exception. The consumer waits for a topic that does not exist; reading never creates one.
 
     Args:
         servers: "host:port", several with commas or as a list. None: $TFMQ_SERVERS, otherwise 127.0.0.1:8367.
@@ -54,12 +57,12 @@ class Consumer(Generic[Value]):
         group: the name under which offsets are saved and partitions are shared with other members.
         start: where reading begins; in a group only where it has no offset. "earliest", "latest", an offset (bytes),
             `tfmq.Ordinal(n)`, or an aware datetime (append time).
-        read: "forced" delivers only what a power cut cannot take back; "written" also what is not on the disk yet.
+        read: "forced" delivers only durable messages; "written" also messages that are not fsynced yet.
         on_damage: "stop" raises `Damaged`; "skip" logs the damaged range and continues after it.
         on_out_of_range: "stop" raises `OffsetOutOfRange` when the offset no longer exists; "earliest" and "latest"
             continue there.
-        commits: "auto" saves what is processed every `save_every` seconds and at the end (at least once). "manual"
-            saves what `commit` says. "before" saves before a message is handed out (at most once).
+        commits: "auto" commits the acknowledged messages every `save_every` seconds and at the end (at least once).
+            "manual" commits only in `commit`. "before" commits before a message is delivered (at most once).
         offsets: where offsets are stored: "broker", "file:PATH", "sql:URL", "zookeeper://...", or an `OffsetStorage`.
         retries: for `run`: how often a message is tried again after its first failure, before it is a dead letter.
         dead_letters: for `run`: where dead letters are stored. A path or a SQLAlchemy URL, "topic:NAME", or None: stop
@@ -68,13 +71,13 @@ class Consumer(Generic[Value]):
         where: a function of a message; only messages for which it returns a true value are delivered.
         codec: makes `message.value` from the payload, see `tfmq.codecs`; one for all topics, or a dict by topic.
         hooks: see `tfmq.Hook`.
-        strategy: how the partitions are shared in a group: "sticky" moves the fewest, "range", "consistent_hash".
+        strategy: how partitions are assigned in a group: "sticky" moves the fewest, "range", "consistent_hash".
         broadcast: True: every machine reads the whole topic, with offsets of its own. A text replaces the machine's
             name.
-        coordinator: what shares the partitions in a group: "broker", or "zookeeper://...", which also has the offsets.
-        on_assigned: called with new partitions, before a message of them is handed out.
-        on_revoked: called with partitions that are to be released, before they are.
-        timeout: seconds after which a commit, a seek or `close` gives up.
+        coordinator: assigns the partitions of a group: "broker", or "zookeeper://...", which also stores the offsets.
+        on_assigned: called with new partitions, before a message of them is delivered.
+        on_revoked: called with partitions that will be revoked, before they are released.
+        timeout: seconds after which a commit, a seek or `close` raises `TimedOut`.
         session: seconds without a heartbeat after which the member loses its partitions.
         save_every: seconds between saves with commits="auto".
         refresh_every: seconds between checks for new topics and partitions.
@@ -82,7 +85,7 @@ class Consumer(Generic[Value]):
         prefetch_bytes: bytes that are read ahead.
         client_id: the name of this client in `tfmq group show` and in the broker's log. None: $TFMQ_CLIENT_ID.
 
-    Raises `BadRequest` for wrong arguments.
+    Raises `BadRequest` for invalid arguments.
     """
 
     def __init__(
@@ -141,7 +144,7 @@ class Consumer(Generic[Value]):
         self._loop: Iterator[ReceivedMessage[Value]] | None = None
 
     def __iter__(self) -> Iterator[ReceivedMessage[Value]]:
-        """Every message in turn, without end; until `stop` is called."""
+        """Iterate over the messages without end, until `stop` is called."""
         core = self._core
         positions = core.positions
         while (messages := self._driver.run(core.next_batch())) is not None:
@@ -150,7 +153,7 @@ class Consumer(Generic[Value]):
                 yield message
 
     def __next__(self) -> ReceivedMessage[Value]:
-        """The next message; waits for it."""
+        """Wait for the next message and return it."""
         loop = self._loop = self._loop or iter(self)
         try:
             return next(loop)
@@ -159,15 +162,21 @@ class Consumer(Generic[Value]):
             raise
 
     def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage[Value]]:
-        """Up to `max_messages` as soon as there are any; [] after `timeout` seconds (None: no limit) without one."""
+        """Return up to `max_messages` as soon as there are any.
+
+        Returns [] after `timeout` seconds (None: no limit) without one.
+        """
         check_poll(timeout, max_messages)
         return self._driver.run(self._core.poll(timeout, max_messages))
 
     def commit(self, message: ReceivedMessage[Any] | None = None) -> None:
-        """Saves all that was handed out, the current message included; or up to `message` and including it.
+        """Commit all delivered messages, the current one included.
 
-        Returns when it is on the disk. Raises Fenced, naming them, if partitions of it are another member's by now; all
-        others are saved, and the consumer goes on with them.
+        With `message`: only those up to and including it.
+
+        The offsets are durable when it returns. Raises Fenced, with their names, if some of the partitions
+        are now assigned to another member; the offsets of all others are committed, and the consumer
+        continues with them.
         """
         self._driver.run(self._core.commit(message))
 
@@ -181,33 +190,38 @@ class Consumer(Generic[Value]):
         time: datetime | None = None,
         to: Literal["earliest", "latest"] | None = None,
     ) -> None:
-        """Go on in one partition at the record at or before `offset`, at the `ordinal`-th message, at the first
-        appended at or after `time`, or at an end of the log. A partition that had stopped goes on."""
+        """Set the read position in one partition.
+
+        A partition that had stopped with an error is read again.
+
+        The new position is the record at or before `offset`, the `ordinal`-th message, the first message
+        appended at or after `time`, or an end of the log.
+        """
         question = seek_question(offset, ordinal, time, to)
         self._driver.run(self._core.seek(PartitionName(topic, partition), question))
 
     def pause(self, topic: str, partition: int) -> None:
-        """Hand out nothing of the partition until `resume`."""
+        """Deliver no messages of the partition until `resume`."""
         self._driver.run(self._core.pause(PartitionName(topic, partition)))
 
     def resume(self, topic: str, partition: int) -> None:
-        """Hand out messages of the partition again."""
+        """Deliver messages of the partition again."""
         self._driver.run(self._core.resume(PartitionName(topic, partition)))
 
     def lag(self) -> Lag:
-        """How many messages are there and were not handed out: a number, with `.partitions` for each."""
+        """Return the number of undelivered messages, with `.partitions` for each partition."""
         return self._driver.run(self._core.lag())
 
     def position(self, topic: str, partition: int) -> int:
-        """The offset behind everything that was handed out of the partition."""
+        """Return the offset after the last delivered message of the partition."""
         return self._driver.run(self._core.position(PartitionName(topic, partition)))
 
     def committed(self, topic: str, partition: int) -> int | None:
-        """The offset that the group has saved of the partition; None: none."""
+        """Return the offset that the group has committed for the partition, or None."""
         return self._driver.run(self._core.committed(PartitionName(topic, partition)))
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start, and where each partition stands."""
+        """Return counters since the start, and the state of each partition."""
         with self._driver.lock:
             return self._core.stats()
 
@@ -222,11 +236,11 @@ class Consumer(Generic[Value]):
     ) -> None:
         """Call `listener`, or what was registered with `on`, with each message, until `stop`, a signal or an error.
 
-        A message is acknowledged when its listener returns. When it raises, the message is tried again up to `retries`
+        A message is acknowledged when its listener returns. When it raises, the message is retried up to `retries`
         times with growing pauses, and is then a dead letter. `tfmq.Reject` makes it a dead letter at once,
-        `tfmq.RetryLater(seconds)` tries it again later and continues with the next message. Without a store of dead
-        letters the error is raised here. What a listener returns is awaited where that is possible. At the end, also
-        after an error, what is finished is saved, the group is left, and the consumer is closed.
+        `tfmq.RetryLater(seconds)` retries it later and continues with the next message. Without a dead-letter store
+        the error is raised here. If a listener returns an awaitable, it is awaited. At the end, also after an error,
+        the offsets of acknowledged messages are committed, and the consumer leaves the group and is closed.
 
         Args:
             listener: called with each message of a topic that has no listener of its own.
@@ -234,7 +248,7 @@ class Consumer(Generic[Value]):
             order: a message waits for the one before it in its "partition", for the one before it with its "key", or
                 for "none".
             signals: SIGTERM and SIGINT finish the current messages; a second one ends at once (main thread only).
-            tracebacks: the log (`tfmq.consumer`) has the traceback of each failed call; False: only the error's class.
+            tracebacks: log the traceback of each failed call (logger `tfmq.consumer`); False: only the error's class.
         """
         running = begin_run(
             self._core,
@@ -254,16 +268,22 @@ class Consumer(Generic[Value]):
             self._driver.close()
 
     def on(self, topic: str) -> Callable[[Function], Function]:
-        """Register a listener for a topic: `@consumer.on("orders")` above a function, which `run` calls then."""
+        """Decorator: register a listener for `run`, as `@consumer.on("orders")`."""
         return self._listeners.on(topic)
 
     def stop(self) -> None:
-        """End the loop behind the current message, from any thread or a signal handler; `poll` gives [] then."""
+        """Stop iteration after the current message. `poll` returns [] afterwards.
+
+        Safe in any thread and in signal handlers.
+        """
         self._core.stop()
         self._driver.raise_flag(self._core.stop_asked)
 
     def close(self) -> None:
-        """Saves what is processed, without the message in work, and leaves the group. Bounded by `timeout`."""
+        """Commit the acknowledged messages, without the current one, and leave the group.
+
+        Takes at most `timeout`.
+        """
         self._close(processed=False)
 
     def _close(self, processed: bool) -> None:
@@ -291,4 +311,4 @@ class Consumer(Generic[Value]):
         try:
             self._close(processed=False)
         except Exception as closing:
-            log.warning("Closing behind an error met another one: %s", closing)
+            log.warning("Closing the consumer after an error failed too: %s", closing)

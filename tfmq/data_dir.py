@@ -1,4 +1,7 @@
-"""Whether a broker may take a folder for its data: one of a broker's, an empty one, or one that is not there yet."""
+"""The data folder of a broker: recognition, format version, address file, and advice for damaged folders.
+
+A broker accepts a data folder, an empty folder, or a path that does not exist yet.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,18 @@ from tfmq.errors import NOT_DONE, ConfigError
 
 META_NAME: Final = "meta"
 VERSION_NAME: Final = "version"
-"""In `meta`: the JSON that names format and node."""
+"""In `meta`: the JSON file with the format version and the node id."""
 FORMAT: Final = 1
-"""The layout of the data folder as a whole."""
+"""The version of the data folder's layout."""
 STARTING_NAME: Final = "starting"
 MARKS: Final = frozenset({META_NAME, LOCK_NAME, STARTING_NAME})
-"""A broker, or who starts one, makes these before anything else: where one of them is, there must be a catalog."""
+"""A broker, or the process that starts one, creates these first. A folder with one of them must have a
+catalog."""
 OWN: Final = frozenset({META_NAME, "transactions", "delay"})
-"""A folder with one of these is a broker's, and so is one with a partition (`is_log`). `lock` and `starting` alone are
-not enough: other programs have files of these names too."""
+"""A folder with one of these is a data folder, and so is one with a partition (`is_partition_folder`). `lock`
+and `starting` alone are not enough: other programs have files of these names too."""
 FOLDER_NAMES: Final = (META_NAME, "transactions", "delay", "delay/arrivals", "archive")
-"""In a data folder, beside those of partitions."""
+"""Folders in a data folder, besides those of partitions."""
 HARMLESS: Final = frozenset(
     {
         LOCK_NAME,
@@ -41,32 +45,36 @@ HARMLESS: Final = frozenset(
         ".gitkeep",
     }
 )
-"""What may stand in a folder that counts as empty: what a start makes before DATA/meta, a log that the shell opened, a
-disk of its own, a folder that is kept in a repository."""
+"""Names that an empty folder may contain: files that a start creates before DATA/meta, a log file that the
+shell opened, the folder of a mounted disk, files of a version control system."""
 
 
 _CHECKED = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}\n?', re.DOTALL)
 
 LOST: Final = "its folder was gone at a start"
-"""How the reason of a partition's stop begins when its folder was not there."""
+"""The start of the stop reason of a partition whose folder did not exist at the start."""
 
 
 class Version(NamedTuple):
-    """What DATA/meta/version says. `checked`: it has a checksum, which files of older releases have not."""
+    """The content of DATA/meta/version.
+
+    `checked`: it has a checksum; files of older releases have none.
+    """
 
     node: str
     checked: bool
 
 
 def encode_version(node: str) -> bytes:
-    """The file: format, node, and the CRC-32 of the text before the last comma."""
+    """Encode the file: format, node, and the CRC-32 of the text before the last comma."""
     text = json.dumps({"format": FORMAT, "node": node})[:-1].encode()
     return b'%s, "crc": "%08x"}\n' % (text, crc32(text))
 
 
 def decode_version(data: bytes, path: str) -> Version:
-    """Raises Corrupt; NewerFormat for a later format. The checksum stays where it is in every format, so that a flipped
-    bit is not taken for a newer one.
+    """Decode the version file. Raises Corrupt; NewerFormat for a later format.
+
+    The checksum has the same position in every format, so that a flipped bit is not taken for a newer format.
     """
     checked = _CHECKED.fullmatch(data)
     if checked is not None and crc32(checked[1]) != int(checked[2], 16):
@@ -84,25 +92,32 @@ def decode_version(data: bytes, path: str) -> Version:
 
 
 def check_data_folder(path: str) -> None:
-    """Raises `ConfigError` for a folder with somebody else's things in it, and OSError if it cannot be looked at."""
+    """Raise `ConfigError` for a folder with files of other programs.
+
+    Raises OSError if it cannot be read.
+    """
     try:
         names = sorted(os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):
-        return  # it will be made, or the sentence for that is another's
+        return  # The folder will be created, or the caller reports the error.
     if is_brokers(names, lambda name: os.listdir(os.path.join(path, name))):
         return
     others = [name for name in names if name not in HARMLESS]
     if others:
         raise ConfigError(
-            f"The folder {path} has other things in it ({_some(others)}) and is no data folder of a broker: name an"
-            " empty one, or one that is not there yet.",
+            f"The folder {path} has other files in it ({_some(others)}) and is no data folder of a broker: name an"
+            " empty folder, or one that does not exist yet.",
             outcome=NOT_DONE,
         )
 
 
 def is_brokers(names: Iterable[str], children: Callable[[str], Iterable[str]]) -> bool:
-    """Whether the folder with these names in it is a broker's, or what is left of one. `children` lists the folder NAME
-    in it. A folder `dbus-1` is named like a partition and may be anybody's: it has to hold a log. Raises OSError.
+    """Return whether the folder with the entries `names` is a data folder, or the rest of one.
+
+    Raises OSError.
+
+    `children` lists the entries of the subfolder NAME. A folder such as `dbus-1` is named like a partition
+    but may belong to another program, so it must contain a log.
     """
     if OWN.intersection(names):
         return True
@@ -112,23 +127,24 @@ def is_brokers(names: Iterable[str], children: Callable[[str], Iterable[str]]) -
                 if is_log(children(name)):
                     return True
             except (FileNotFoundError, NotADirectoryError):
-                continue  # a file, or a link to nothing
+                continue  # a file, or a broken link
     return False
 
 
 def is_log(names: Iterable[str]) -> bool:
-    """Whether the folder with these names in it holds the log of a partition."""
+    """Return whether a folder with the entries `names` contains the log of a partition."""
     return any(name == mark_name() or parse_segment_name(name) is not None for name in names)
 
 
 def _some(names: list[str]) -> str:
-    """The first, so that its reader knows the folder again."""
+    """Return the first name, and how many others there are."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
 
 
 def misplaced(error: BaseException, data: str) -> str | None:
-    """What to do about a path in the data folder `data` that is there and is not what belongs there; None for another
-    error. Two sentences without a line's end.
+    """Return advice for a path in the data folder `data` that exists but has the wrong type or rights.
+
+    Two sentences without a line end; None for another error.
     """
     if not isinstance(error, OSError) or not isinstance(error.filename, str):
         return None
@@ -155,7 +171,7 @@ def misplaced(error: BaseException, data: str) -> str | None:
 
 
 def _no_folder(path: str) -> str:
-    """The part of `path` that is in the way: the system names the whole path."""
+    """Return the component of `path` that is no folder: the system's error names the whole path."""
     above = os.path.dirname(path)
     while above not in ("", "/") and not os.path.isdir(above):
         path, above = above, os.path.dirname(above)
@@ -163,7 +179,10 @@ def _no_folder(path: str) -> str:
 
 
 def new_journal_advice(meta: str) -> str:
-    """What to do where DATA/transactions is missing or does not fit; `meta` is DATA/meta."""
+    """Return what to do where DATA/transactions is missing or does not match.
+
+    `meta` is DATA/meta.
+    """
     return (
         "Put back the folder that belongs to this data; or, if the transactions that were prepared are to be"
         f" forgotten, move this one away and make an empty file {meta}/new-journal, then start again"
@@ -171,17 +190,12 @@ def new_journal_advice(meta: str) -> str:
 
 
 def new_delay_advice(meta: str) -> str:
-    """What to do where DATA/delay is missing or does not fit; `meta` is DATA/meta."""
+    """Return what to do where DATA/delay is missing or does not match. `meta` is DATA/meta."""
     return (
         "Put back the folder that belongs to this data; or, if the messages that wait in it are to be given up, move"
         f" this one away and make an empty file {meta}/new-delay, then start again"
     )
 
-
-# DATA/address: where the broker that runs on a data folder listens, for clients that were given the folder.
-#
-# One line, `HOST:PORT PROCESS`. It is there from "ready" until a clean stop begins; one that a kill left behind is told
-# by DATA/lock, which nobody, or a process of another number, holds.
 
 logger = logging.getLogger("tfmq.server")
 
@@ -189,8 +203,14 @@ NAME: Final = "address"
 
 
 def write_address(data: str, address: str) -> None:
-    """Say that this process listens at `address`. Readers see all of it or nothing. A disk that does not take it is
-    logged: whoever knows the address still comes in."""
+    """Write DATA/address: the address at which the broker of this data folder listens, for `file:PATH`
+    clients.
+
+    The file has one line, `HOST:PORT PROCESS`. It exists from "ready" until a clean stop begins. A file that
+    remained after a kill is recognized by DATA/lock, which then is not locked, or is locked by another
+    process. The file is replaced atomically. An error of the disk is only logged: clients that have the
+    address can still connect.
+    """
     path = os.path.join(data, NAME)
     beside = f"{path}.{os.getpid()}"
     try:
@@ -202,7 +222,7 @@ def write_address(data: str, address: str) -> None:
 
 
 def remove_address(data: str) -> None:
-    """Nobody shall come any more."""
+    """Remove DATA/address, so that no new client connects."""
     path = os.path.join(data, NAME)
     try:
         os.unlink(path)

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from tfmq.errors import BadRequest, ConnectionFailed
 
 START_SECONDS = 15.0
-"""Between start and `ready`; recovery after a crash may take its time, so it can be given."""
+"""Maximum time between start and `ready`. An argument of `local_server`, because recovery after a crash may
+take longer."""
 STOP_SECONDS = 10.0
-"""Between SIGTERM and SIGKILL."""
+"""Time between SIGTERM and SIGKILL."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -30,13 +31,14 @@ def local_server(
     settings: Mapping[str, object] | None = None,
     start_seconds: float = START_SECONDS,
 ) -> Iterator[str]:
-    """Start a broker with its data in `path`, give its "host:port", and stop it at the end of the `with`.
+    """Start a broker with its data in `path`, yield its "host:port", and stop it afterwards.
 
         with tfmq.local_server("./data") as servers:
             tfmq.Producer(servers)
 
-    `settings`: keys as in the configuration file, for example {"log.segment_bytes": 1 << 20}. The broker also ends
-    when this process dies. Raises `ConnectionFailed`, with the broker's last words, when it does not get ready.
+    `settings`: keys as in the configuration file, for example {"log.segment_bytes": 1 << 20}. The broker also
+    ends when this process dies. Raises `ConnectionFailed`, with the broker's last output, if it is not ready
+    in time.
     """
     if not isinstance(path, str | os.PathLike):
         raise BadRequest(f"A broker's data are in a folder; {path!r} is no path.")
@@ -51,7 +53,7 @@ def local_server(
 
 
 def _ready(child: _Child, deadline: float, seconds: float) -> str:
-    """The address in the line `ready HOST:PORT`."""
+    """Return the address in the line `ready HOST:PORT`."""
     stream = child.process.stdout
     assert stream is not None
     line = b""
@@ -74,8 +76,11 @@ def _ready(child: _Child, deadline: float, seconds: float) -> str:
 
 
 class _Child:
-    """The server's process. A thread of its own starts it, because Linux ends the child with the *thread* that did;
-    that thread then reads its standard error, so that it never blocks, and keeps the end of it.
+    """The server's process.
+
+    A thread starts the process, because Linux ends the child when the *thread* that started it ends. The
+    thread then reads the child's standard error, so that the child never blocks on it, and keeps the last
+    bytes.
     """
 
     KEPT_BYTES = 4096
@@ -99,7 +104,7 @@ class _Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 preexec_fn=die_with_parent(),
-                start_new_session=True,  # Ctrl-C ends the program first, which then stops its broker
+                start_new_session=True,  # Ctrl-C ends this program first, which then stops its broker
             )
         except OSError as error:
             self._error = error
@@ -111,13 +116,13 @@ class _Child:
             self._kept = (self._kept + line)[-self.KEPT_BYTES :]
 
     def last_words(self) -> str:
-        """What it said last."""
+        """Return the last output on standard error, as a sentence."""
         self._thread.join(0.5)
         said = self._kept.decode(errors="replace").strip()
         return f"It said: {said}" if said else "It said nothing."
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL when that is not enough."""
+        """Send SIGTERM, and SIGKILL after `STOP_SECONDS`."""
         process = self.process
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -133,7 +138,10 @@ class _Child:
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """What a child runs first, so that it ends when its parent does: Linux does that for whoever asks."""
+    """Return a function that a child runs first, so that Linux ends it when its parent ends.
+
+    None elsewhere.
+    """
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl
@@ -141,7 +149,7 @@ def die_with_parent() -> Callable[[], None] | None:
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before we could ask
+        if os.getppid() != parent:  # the parent died before prctl was called
             os._exit(1)
 
     return ask

@@ -1,4 +1,4 @@
-"""Every error that tfmq raises or sends: one tree, one row a class.
+"""All errors that tfmq raises or sends.
 
     TfmqError
     ├── ConnectionFailed      also a ConnectionError
@@ -45,10 +45,11 @@
     ├── ServerError
     └── ConfigError
 
-Each class has a stable `code` (what programs compare), a `number` (what travels), `retriable` (the same call may
-succeed later without a change), `outcome` ("not done", or "unknown": it may have happened), `closes` (the server ends
-the connection behind it), and two sentences: what happened and what to do. Codes and numbers are never given to
-another meaning; a code that this release does not know arrives as a plain `TfmqError` that keeps it.
+Each class has a stable `code` (which programs compare), a `number` (which is sent), `retriable` (the same
+call may succeed later without a change), `outcome` ("not done", or "unknown": it may have been done),
+`closes` (the server closes the connection after it), and two sentences: what happened and what to do. Codes
+and numbers are never reused for another error. A code that this release does not know becomes a plain
+`TfmqError` with that code.
 """
 
 from __future__ import annotations
@@ -56,21 +57,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, overload
 
-# What every error of tfmq has: a stable code, a sentence, whether it may have happened, and its details.
-#
-# The tree of errors stands in `tfmq.errors`, which is where programs import all of this from.
-
 Outcome = Literal["not done", "unknown"]
 NOT_DONE: Outcome = "not done"
 UNKNOWN: Outcome = "unknown"
 
 
 class TfmqError(Exception):
-    """An error of tfmq. `str(error)` is a sentence that says what happened and, where it helps, what to do.
+    """An error of tfmq.
 
-    `sentence` replaces the class's own; `outcome` and `retriable` may be given where the place that raises
-    knows better than the class. Everything else given by name becomes a detail: it travels with the error, so
-    it must be plain (numbers, text, lists and maps of them).
+    `str(error)` is a sentence: what happened and, where it helps, what to do.
+
+    `sentence` replaces the sentence of the class. `outcome` and `retriable` replace the values of the class
+    where the caller has more exact ones. All other keyword arguments become details. Details are sent with
+    the error, so they must be numbers, text, or lists and dicts of these.
     """
 
     number: int = 1
@@ -78,8 +77,8 @@ class TfmqError(Exception):
     retriable: bool = False
     outcome: Outcome = UNKNOWN
     closes: ClassVar[bool] = False
-    happened: ClassVar[str] = "Something went wrong that this release has no name for."
-    advice: ClassVar[str] = "Read the sentence that came with it; a newer client may know more."
+    happened: ClassVar[str] = "An error occurred that this release does not know."
+    advice: ClassVar[str] = "Read the sentence of the error, or use a newer client."
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class TfmqError(Exception):
 
 
 class Detail:
-    """A number that travels in `details`, read as an attribute; -1 where it is not known."""
+    """A number in `details`, read as an attribute; -1 if it is unknown."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -119,7 +118,7 @@ class Detail:
 
 
 class TextDetail:
-    """A word that travels in `details`, read as an attribute; "" where it is not known."""
+    """A text in `details`, read as an attribute; "" if it is unknown."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -137,123 +136,121 @@ class TextDetail:
 
 class ConnectionFailed(TfmqError, ConnectionError):
     number, code, retriable = 2, "connection_failed", True
-    happened = "The connection to the broker could not be made, or broke."
-    advice = "Check that tfmq-server runs and that the address is right; sends are repeated without doubling."
+    happened = "The connection to the broker failed or was lost."
+    advice = "Check that tfmq-server runs and that the address is right; repeated sends are stored once."
 
 
 class TimedOut(TfmqError, TimeoutError):
     number, code, retriable = 3, "timed_out", True
-    happened = "The answer did not come in time."
-    advice = "It may still happen: repeat with the same producer, which cannot double it, or allow more time."
+    happened = "The broker did not reply in time."
+    advice = "It may still be executed: repeat it with the same producer, which stores it once, or allow more time."
 
 
 class BadRequest(TfmqError):
     number, code, outcome = 4, "bad_request", NOT_DONE
-    happened = "The request asks for something that makes no sense."
-    advice = "Correct the value that is named."
+    happened = "The request has an invalid value."
+    advice = "Correct the value that the sentence names."
 
 
 class UnknownTopic(TfmqError):
     number, code, outcome = 5, "unknown_topic", NOT_DONE
-    happened = "There is no topic of that name, or it was deleted and made again."
-    advice = "Look at the list of topics (tfmq topic list), or create it (tfmq topic create)."
+    happened = "There is no topic of that name, or it was deleted and created again."
+    advice = "List the topics (tfmq topic list), or create the topic (tfmq topic create)."
 
 
 class UnknownPartition(UnknownTopic):
     number, code = 6, "unknown_partition"
     happened = "The topic has no partition of that number."
-    advice = "Ask for the partitions again; tfmq topic grow adds some."
+    advice = "List the partitions (tfmq topic show); tfmq topic grow adds partitions."
 
 
 class Damaged(TfmqError):
-    """The records from offset `first` up to, not including, `next` cannot be read. Of a transaction, the sentence says
-    what of its messages damage took; then the details have `state`, `lost` and `messages`.
+    """The records from offset `first` up to, not including, `next` cannot be read.
+
+    For a transaction, the sentence names how many of its messages were lost; then the details have `state`,
+    `lost` and `messages`.
     """
 
     number, code, outcome = 7, "damaged", NOT_DONE
     happened = "A range of the partition is damaged on the disk."
-    advice = 'Read on behind it with on_damage="skip", or mend it with tfmq log repair.'
+    advice = 'Skip the range with on_damage="skip", or run tfmq log repair.'
     first = Detail()
     next = Detail()
 
 
 class OffsetOutOfRange(TfmqError):
-    """The partition holds offsets from `first` up to, not including, `end`."""
+    """The partition has offsets from `first` up to, not including, `end`."""
 
     number, code, outcome = 8, "offset_out_of_range", NOT_DONE
-    happened = "The offset lies outside what the partition holds."
-    advice = (
-        "Seek to an offset inside it, for example to the earliest; what lies between was lost to this reader."
-    )
+    happened = "The offset is outside of the range that the partition has."
+    advice = "Seek to an offset in the range, for example to the earliest; this reader missed the messages in between."
     first = Detail()
     end = Detail()
 
 
 class LogTruncated(TfmqError):
-    """The log was cut at offset `cut` after this reader had read beyond it."""
+    """The log was truncated at offset `cut` after this reader had read past that offset."""
 
     number, code, outcome = 9, "log_truncated", NOT_DONE
-    happened = "The end of the log was cut off after a crash, below the place that this reader had reached."
-    advice = "Go on from the cut, and distrust what was read beyond it."
+    happened = "The log was truncated after a crash, at an offset before the read position of this reader."
+    advice = "Continue at the offset of the truncation, and discard the messages that were read after it."
     cut = Detail()
 
 
 class MessageTooLarge(TfmqError):
     number, code, outcome = 10, "message_too_large", NOT_DONE
-    happened = "The message, or the batch, is larger than the broker takes."
-    advice = "Send less at once, or raise limits.message_bytes on the server."
+    happened = "The message or the batch is larger than the broker accepts."
+    advice = "Send a smaller message or batch, or raise limits.message_bytes on the server."
 
 
 class StorageStopped(TfmqError):
-    """With a detail `reason` and no sentence of its own, the sentence gives the reason."""
+    """With a detail `reason` and no `sentence`, the sentence contains the reason."""
 
     number, code = 11, "storage_stopped"
-    happened = "The partition takes no writes: it was stopped, and tfmq topic show has the reason."
-    advice = "Mend what the reason names, then run tfmq topic resume. What is on the disk can be read."
+    happened = "The partition is stopped and accepts no writes; tfmq topic show prints the reason."
+    advice = "Correct the cause, then run tfmq topic resume. Durable messages can still be read."
 
     def __init__(self, sentence: str = "", **given: Any) -> None:
         reason = given.get("reason")
         if not sentence and reason:
-            sentence = f"The partition takes no writes: {str(reason).rstrip('.')}. {self.advice}"
+            sentence = f"The partition accepts no writes: {str(reason).rstrip('.')}. {self.advice}"
         super().__init__(sentence, **given)
 
 
 class DiskFull(TfmqError):
     number, code, retriable, outcome = 12, "disk_full", True, NOT_DONE
     happened = "There is no space left on the broker's disk."
-    advice = "Make space, or shorten the retention; sending goes on as soon as there is some."
+    advice = "Free disk space, or shorten the retention; sends succeed as soon as there is space."
 
 
 class Busy(TfmqError):
     number, code, retriable, outcome = 13, "busy", True, NOT_DONE
-    happened = "There is no room for more work at the moment."
+    happened = "The broker or the client has reached a limit for pending work."
     advice = "Wait a little and try again."
 
 
 class Closed(TfmqError):
     number, code, outcome = 14, "closed", NOT_DONE
-    happened = "It was closed before."
-    advice = "Make a new one."
+    happened = "The object is closed."
+    advice = "Create a new one."
 
 
 class Abandoned(Closed):
     number, code, outcome = 15, "abandoned", UNKNOWN
-    happened = "The caller gave up, or closed, before the answer came."
-    advice = "It may have happened; whoever must know sends it again with the same producer id and sequence."
+    happened = "The caller stopped waiting, or closed the client, before the reply arrived."
+    advice = "The request may have been executed; to find out, send it again with the same producer id and sequence."
 
 
 class Fenced(TfmqError):
     number, code, outcome = 16, "fenced", NOT_DONE
-    happened = "What this member of a group held may be another one's by now."
-    advice = "Drop work begun with it, and join again if the place is lost."
+    happened = "This member of the group was replaced: its partitions may be assigned to another member."
+    advice = "Discard unfinished work on these partitions, and join the group again if necessary."
 
 
 class UnknownProducer(TfmqError):
     number, code = 17, "unknown_producer"
-    happened = (
-        "The broker does not remember the producer id; what was sent with it earlier may have been stored."
-    )
-    advice = "Lease a new producer id; check by content whether the last batch arrived."
+    happened = "The broker no longer has the producer id; messages that were sent with it earlier may have been stored."
+    advice = "Lease a new producer id; check by content whether the last batch was stored."
 
 
 class SequenceGap(TfmqError):
@@ -263,24 +260,24 @@ class SequenceGap(TfmqError):
 
 
 class StaleProducer(TfmqError):
-    """The producer id was closed; `successor` is the id that follows it."""
+    """The producer id was closed; `successor` is the id that replaces it."""
 
     number, code, outcome = 19, "stale_producer", NOT_DONE
-    happened = "The producer id was closed in favour of its successor."
-    advice = "Go on with the successor."
+    happened = "The producer id was closed and replaced by its successor."
+    advice = "Continue with the successor."
     successor = Detail()
 
 
 class NotAllowed(TfmqError):
     number, code, outcome = 20, "not_allowed", NOT_DONE
     happened = "That is not allowed here."
-    advice = "The sentence that comes with it names the rule."
+    advice = "The sentence of the error names the rule."
 
 
 class NotSupported(TfmqError):
     number, code, outcome = 21, "not_supported", NOT_DONE
-    happened = "This release of the broker cannot do that yet."
-    advice = "Leave it out, or use a release that can."
+    happened = "This release of the broker does not support that."
+    advice = "Do not use the feature, or use a release that supports it."
 
 
 class UnknownCommand(NotSupported):
@@ -296,13 +293,14 @@ class DecodeFailed(TfmqError):
 
 
 class DeliveryFailed(TfmqError):
-    """Some deliveries failed and nobody had looked; `deliveries` lists them. They stay behind when it is
-    pickled.
+    """Some deliveries failed and the caller had not read their results; `deliveries` lists them.
+
+    `deliveries` is not pickled.
     """
 
     number, code = 24, "delivery_failed"
-    happened = "Messages could not be delivered, and nobody had looked at their results."
-    advice = "Look at .deliveries: each says what became of it."
+    happened = "Messages could not be delivered, and their results had not been read."
+    advice = "Read .deliveries: each has its own error."
 
     def __init__(self, sentence: str = "", *, deliveries: Sequence[Any] = (), **details: Any) -> None:
         super().__init__(sentence, **details)
@@ -314,73 +312,73 @@ class DeliveryFailed(TfmqError):
 
 class TransactionError(TfmqError):
     number, code = 25, "transaction_error"
-    happened = "The transaction could not do that."
-    advice = "Ask for its state (tfmq tx show), then commit or roll back."
+    happened = "The transaction operation failed."
+    advice = "Check its state (tfmq tx show), then commit or roll back."
 
 
 class UnknownTransaction(TransactionError):
-    """Neither a live transaction nor a remembered outcome bears that name: it may have ended long ago."""
+    """No live transaction and no remembered outcome has that xid: it may have ended long ago."""
 
     number, code = 32, "unknown_transaction"
-    happened = "The broker knows no transaction of that name, and remembers no outcome of one."
-    advice = "Look at the list (tfmq tx list); outcomes are remembered for transaction.outcome_seconds."
+    happened = "The broker has no transaction with that xid, and no outcome of one."
+    advice = "List the transactions (tfmq tx list); outcomes are kept for transaction.outcome_seconds."
 
 
 class TransactionRolledBack(TransactionError):
     number, code, outcome = 33, "transaction_rolled_back", NOT_DONE
-    happened = "The transaction was rolled back: nothing of it is visible, or ever will be."
+    happened = "The transaction was rolled back: none of its messages is or will be visible."
     advice = "Do the work again in a new transaction."
 
 
 class TransactionCommitted(TransactionError):
     number, code, outcome = 34, "transaction_committed", NOT_DONE
     happened = "The transaction is committed: it cannot be rolled back any more."
-    advice = "Undo what it did by messages of a new transaction."
+    advice = "Compensate for it with messages of a new transaction."
 
 
 class HeuristicOutcome(TransactionError):
-    """An operator decided it: `state` is "heuristic_committed" or "heuristic_rolled_back"."""
+    """An operator ended it: `state` is "heuristic_committed" or "heuristic_rolled_back"."""
 
     number, code, outcome = 35, "heuristic_outcome", NOT_DONE
     happened = "An operator ended the transaction by hand before its owner did."
-    advice = "Compare .state with what the other systems did; when they agree again: tfmq tx forget."
+    advice = "Compare .state with the outcome in the other systems; when they agree, run tfmq tx forget."
     state = TextDetail()
 
 
 class TransactionExists(TransactionError):
     number, code, outcome = 36, "transaction_exists", NOT_DONE
-    happened = "There is a live transaction of that name already."
-    advice = "Go on with it (producer.resume), end it, or choose another xid."
+    happened = "There already is a live transaction with that xid."
+    advice = "Resume it (producer.resume), end it, or choose another xid."
 
 
 class TransactionState(TransactionError):
     number, code, outcome = 37, "transaction_state", NOT_DONE
-    happened = "The transaction is in another state than that step needs."
-    advice = "Ask for its state (tfmq tx show): sends come before prepare, prepare before a two-phase commit."
+    happened = "The transaction is in the wrong state for this operation."
+    advice = "Check its state (tfmq tx show): send before prepare, and prepare before a two-phase commit."
 
 
 class TransactionTooLarge(TransactionError):
     number, code, outcome = 38, "transaction_too_large", NOT_DONE
-    happened = "The transaction has more bytes or batches than the broker takes."
+    happened = "The transaction has more bytes or batches than the broker accepts."
     advice = "Split it, or raise limits.transaction_bytes or limits.transaction_pieces on the server."
 
 
 class StaleEpoch(TransactionError):
     number, code, outcome = 39, "stale_epoch", NOT_DONE
-    happened = "The request belongs to an earlier transaction of the same name."
-    advice = "Drop it: that transaction ended, and a newer one is not touched by it."
+    happened = "The request belongs to an earlier transaction with the same xid."
+    advice = "Discard the request: that transaction ended, and the newer one is unchanged."
 
 
 class GroupStale(TransactionError):
     number, code, outcome = 40, "group_stale", NOT_DONE
-    happened = "The commit group has a later sequence already, or committed this one with other contents."
-    advice = "A checkpoint was set back: start with a new one, or forget the group (tfmq tx forget-group)."
+    happened = "The commit group already committed a later sequence, or this one with different contents."
+    advice = "The checkpoint was reset: start with a new one, or forget the group (tfmq tx forget-group)."
 
 
 class GroupFenced(TransactionError):
     number, code, outcome = 41, "group_fenced", NOT_DONE
-    happened = "That run of the commit group was aborted: nothing of it is taken any more."
-    advice = "Begin a new run; tasks of the old one end by themselves."
+    happened = "That run of the commit group was aborted: its requests are rejected."
+    advice = "Start a new run; tasks of the old one end by themselves."
 
 
 class GroupIncomplete(TransactionError):
@@ -392,13 +390,13 @@ class GroupIncomplete(TransactionError):
 class UnknownSchedule(TfmqError):
     number, code, outcome = 43, "unknown_schedule", NOT_DONE
     happened = "There is no schedule of that name."
-    advice = "Look at the list of schedules (tfmq schedule list), or add it (tfmq schedule add)."
+    advice = "List the schedules (tfmq schedule list), or add it (tfmq schedule add)."
 
 
 class StoreFailed(TfmqError):
     number, code, retriable = 44, "store_failed", True
-    happened = "A store beside the broker (dead letters, offsets) could not do it."
-    advice = "Mend what the sentence names; nothing was taken for done, so it is done again."
+    happened = "A store outside of the broker (dead letters, offsets) failed."
+    advice = "Correct the cause that the sentence names; the operation did not count as done and is repeated."
 
 
 class BadFrame(TfmqError):
@@ -409,13 +407,13 @@ class BadFrame(TfmqError):
 
 class TopicExists(TfmqError):
     number, code, outcome = 27, "topic_exists", NOT_DONE
-    happened = "There is a topic of that name already."
+    happened = "There already is a topic of that name."
     advice = "Use it, or choose another name."
 
 
 class VersionMismatch(TfmqError):
     number, code, outcome, closes = 28, "version_mismatch", NOT_DONE, True
-    happened = "Client and broker have no protocol version in common."
+    happened = "Client and broker have no common protocol version."
     advice = "Upgrade the older of the two."
 
 
@@ -424,20 +422,22 @@ class NotARecord(BadRequest):
 
     number, code = 29, "not_a_record"
     happened = "No record starts at that offset."
-    advice = "Use an offset that came with a message, or seek, which takes the nearest record before."
+    advice = "Use the offset of a message, or seek, which finds the nearest record before the offset."
     offset = Detail()
 
 
 class ServerError(TfmqError):
     number, code = 30, "internal_error"
-    happened = "The broker met an error of its own."
-    advice = "Its log has the details; please report it."
+    happened = "The broker had an internal error."
+    advice = "The broker's log has the details; please report it."
 
 
 class ConfigError(TfmqError):
     number, code, outcome = 31, "config_error", NOT_DONE
     happened = "The configuration is wrong."
-    advice = "Correct the key that is named; tfmq-server --check-config shows where each value comes from."
+    advice = (
+        "Correct the key that the sentence names; tfmq-server --check-config shows the source of each value."
+    )
 
 
 def _tree(root: type[TfmqError]) -> Iterator[type[TfmqError]]:
@@ -453,7 +453,7 @@ BY_NUMBER: Mapping[int, type[TfmqError]] = {each.number: each for each in CLASSE
 
 
 class WireError(NamedTuple):
-    """An error as it travels in an error reply: [-number, correlation, code, outcome, sentence, details]."""
+    """An error reply as it is sent: [-number, correlation, code, outcome, sentence, details]."""
 
     number: int
     code: str
@@ -463,8 +463,9 @@ class WireError(NamedTuple):
 
 
 def to_wire(error: BaseException) -> WireError:
-    """The fields of an error reply. What is not a `TfmqError` becomes `internal_error` and shows nothing
-    inside.
+    """Return the fields of an error reply.
+
+    An error that is no `TfmqError` becomes `internal_error`, without internal details.
     """
     if not isinstance(error, TfmqError):
         error = ServerError()
@@ -472,10 +473,10 @@ def to_wire(error: BaseException) -> WireError:
 
 
 def from_wire(number: int, code: str, outcome: str, sentence: str, details: Mapping[str, Any]) -> TfmqError:
-    """The error that an error reply stands for.
+    """Return the error for an error reply.
 
-    The code decides the class; a code that is not known here makes a `TfmqError` with that code and number.
-    An outcome that is not "not done" is "unknown": in doubt it may have happened.
+    The code determines the class. An unknown code becomes a `TfmqError` with that code and number. An outcome
+    other than "not done" becomes "unknown".
     """
     error = BY_CODE.get(code, TfmqError)(sentence)
     error.details = dict(details)

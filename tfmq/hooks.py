@@ -1,4 +1,4 @@
-"""Code of yours around every send and every handling: measuring, tracing, checking.
+"""Hooks: user code around every send and every handler call, for metrics or tracing.
 
     class Count(tfmq.Hook):
         def after_send(self, topic, message, result, error):
@@ -6,8 +6,9 @@
 
     tfmq.Producer(hooks=[Count()])
 
-A hook must not wait for the broker. `before_send` and `before_handle` run in the caller's thread, and what they raise
-reaches the caller; `after_send` runs in whichever thread reads, and what it raises is logged.
+A hook must not wait for the broker. `before_send` and `before_handle` run in the caller's thread, and what
+they raise reaches the caller. `after_send` runs in the thread that reads the connection, and what it raises
+is logged.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ TRACE_PARENT = "traceparent"
 
 
 class Hook:
-    """Does nothing; override what you need."""
+    """A hook that does nothing. Override the methods that you need."""
 
     def before_send(self, topic: str, message: Message) -> Message:
-        """The message to send instead: `message` itself, or a changed copy (`message._replace(...)`)."""
+        """Return the message to send: `message` itself, or a changed copy (`message._replace(...)`)."""
         return message
 
     def after_send(
         self, topic: str, message: Message, result: SendResult | None, error: TfmqError | None
     ) -> None:
-        """The message was acknowledged (`result`), or has failed (`error`)."""
+        """Called when the message was acknowledged (`result`) or has failed (`error`)."""
 
     def before_handle(self, message: Any) -> None:
-        """A received message is about to be handed to its handler."""
+        """Called before a received message is passed to its handler."""
 
     def after_handle(self, message: Any, error: BaseException | None) -> None:
-        """The handler returned, or raised `error`."""
+        """Called after the handler returned, or raised `error`."""
 
 
 def checked_hooks(hooks: Any, *methods: str) -> tuple[Any, ...]:
-    """`hooks`, each of which has these methods. Raises BadRequest."""
+    """Return `hooks` as a tuple if each hook has these methods. Raises BadRequest."""
     if not isinstance(hooks, Iterable):
         raise BadRequest(f"hooks={hooks!r}: it takes a list of them, as hooks=[MyHook()].")
     found = tuple(hooks)
@@ -57,8 +58,11 @@ def checked_hooks(hooks: Any, *methods: str) -> tuple[Any, ...]:
 
 
 class Tracing(Hook):
-    """Puts the active OpenTelemetry span into the property `traceparent`, and has what a handler does stand under the
-    span that sent its message. Needs the package opentelemetry-api; the constructor raises `ImportError` without it.
+    """Propagates OpenTelemetry spans in the property `traceparent`.
+
+    `before_send` stores the active span in the message; `before_handle` makes the sender's span the parent of
+    what the handler does. Needs the package opentelemetry-api; the constructor raises `ImportError` without
+    it.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Identities: packs them, prints them, reads what was printed.
+"""Message ids and log ids: pack, format and parse them.
 
-A record's id is the id of the producer's stream (40 bits, never 0) and the record's sequence in it (24 bits);
-it is unique in a broker for ever. A log's id is built the same way from its topic's incarnation and its
+A message id is the producer id (40 bits, never 0) and the producer sequence of the record (24 bits). It is
+unique in a broker and never reused. A log id is built the same way from the topic's incarnation and the
 partition.
 """
 
@@ -15,7 +15,7 @@ SEQUENCES = 1 << SEQUENCE_BITS
 
 
 def pack_id(producer_id: int, sequence: int) -> int:
-    """The u64 that stands in a record. Raises `ValueError` for numbers that do not fit."""
+    """Return the u64 that is stored in a record. Raises `ValueError` for numbers out of range."""
     if not 0 < producer_id <= PRODUCER_MAX:
         raise ValueError(f"a producer id lies in 1..{PRODUCER_MAX}, not {producer_id}")
     if not 0 <= sequence <= SEQUENCE_MAX:
@@ -32,41 +32,44 @@ def sequence_of(record_id: int) -> int:
 
 
 def log_id(incarnation: int, partition: int) -> int:
-    """The id of a partition's log, which its control records bear."""
+    """Return the id of a partition's log, which is stored in its block trailers."""
     return pack_id(incarnation, partition)
 
 
 def print_id(record_id: int) -> str:
-    """The text of a message id: sixteen hexadecimal digits, so that texts sort as the numbers do."""
+    """Format a message id as sixteen hexadecimal digits, so that texts sort like the numbers."""
     return f"{record_id:016x}"
 
 
 def parse_id(text: str) -> int:
-    """The id that `print_id` printed. Raises `ValueError` for anything else."""
+    """Parse the text of `format_id`. Raises `ValueError` for any other text."""
     if len(text) != 16 or not set(text) <= set("0123456789abcdef"):
         raise ValueError(f"a message id is sixteen hexadecimal digits, not {text!r}")
     return int(text, 16)
 
 
 class Lease(NamedTuple):
-    """A range of ids that nobody else has: `count` of them from `first` on."""
+    """A range of producer ids that is assigned to one client: `count` ids from `first` on."""
 
     first: int
     count: int  # type: ignore[assignment]
 
     def take(self, wanted: int = 1) -> tuple["Lease", "Lease"]:
-        """(at most `wanted` ids, the rest)."""
+        """Split the range into (at most `wanted` ids, the remaining ids)."""
         taken = min(wanted, self.count)
         return Lease(self.first, taken), Lease(self.first + taken, self.count - taken)
 
 
 def lease_after(last_given: int, count: int) -> Lease:
-    """The next `count` ids behind `last_given`. Raises `ValueError` when 40 bits are used up."""
+    """Return the next `count` ids after `last_given`.
+
+    Raises `ValueError` when all 40-bit ids are assigned.
+    """
     if last_given + count > PRODUCER_MAX:
         raise ValueError("all producer ids are given out")
     return Lease(last_given + 1, count)
 
 
 def sequences_left(next_sequence: int) -> int:
-    """How many more records a stream can number before it needs a successor id."""
+    """Return how many more records a producer id can number before it needs a successor id."""
     return SEQUENCES - next_sequence

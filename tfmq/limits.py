@@ -1,8 +1,8 @@
-"""Every limit on what a peer can make grow, each once: its default, the most it can be set to, and why.
+"""All limits on what a peer can make this process allocate: default, cap and reason.
 
-A `Limit` is an `int`, its default, so code compares with it directly; where the operator may change it, it is
-the key `limits.NAME` of the configuration, and what holds is handed to whoever needs it. Those marked `sent`
-are told to a client in the answer to HELLO.
+A `Limit` is an `int`, its default, so code compares with it directly. A limit that the operator may change is
+the key `limits.NAME` of the configuration; its effective value is passed to the code that needs it. Limits
+marked `sent` are sent to a client in the reply to HELLO.
 """
 
 import re
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 class Limit(int):
-    """One limit: an int (the default) that knows its name, the hard cap on it, and its reason.
+    """One limit: an int (the default) with its name, hard cap, unit and reason.
 
     A limit whose cap is its default cannot be configured.
     """
@@ -55,7 +55,7 @@ FRAME_BYTES = _limit(
     sent=True,
 )
 FRAME_BYTES_BEFORE_HELLO = _limit(
-    "frame_bytes_before_hello", 64 * KIB, 64 * KIB, "bytes", "a stranger gets little memory"
+    "frame_bytes_before_hello", 64 * KIB, 64 * KIB, "bytes", "an unauthenticated peer gets little memory"
 )
 HEADER_BYTES = _limit(
     "header_bytes", 4 * MIB, 4 * MIB, "bytes", "the metadata of 20,000 partitions fits", sent=True
@@ -74,11 +74,9 @@ MESSAGE_BYTES = _limit(
     "message_bytes", 8 * MIB, 63 * MIB, "bytes", "one record is written and read in one piece", sent=True
 )
 KEY_BYTES = _limit("key_bytes", 64 * KIB, 64 * KIB, "bytes", "a key is compared and hashed whole")
-TAG_BYTES = _limit("tag_bytes", 255, 255, "bytes", "a tag is a word to filter by, not content")
+TAG_BYTES = _limit("tag_bytes", 255, 255, "bytes", "a tag is a word for filters, not content")
 PROPERTIES = _limit("properties", 256, 256, "properties", "an attribute is parsed whole for each message")
-PROPERTY_BYTES = _limit(
-    "property_bytes", 64 * KIB, 64 * KIB, "bytes", "what is larger belongs in the payload"
-)
+PROPERTY_BYTES = _limit("property_bytes", 64 * KIB, 64 * KIB, "bytes", "larger values belong in the payload")
 ATTRIBUTE_BYTES = _limit(
     "attribute_bytes", 256 * KIB, 256 * KIB, "bytes", "likewise, all properties together"
 )
@@ -100,7 +98,12 @@ BATCH_BLOCKS = _limit(
 )
 FETCH_BYTES = _limit("fetch_bytes", 8 * MIB, 128 * MIB, "bytes", "memory one fetch can claim", sent=True)
 FETCH_WAIT_MS = _limit(
-    "fetch_wait_ms", 60_000, 600_000, "ms", "a parked fetch of a dead client is forgotten by then", sent=True
+    "fetch_wait_ms",
+    60_000,
+    600_000,
+    "ms",
+    "the waiting fetch of a dead client ends after this time",
+    sent=True,
 )
 FETCH_TAGS = _limit("fetch_tags", 64, 64, "tags", "each block is compared with each tag")
 REQUESTS_IN_FLIGHT = _limit(
@@ -108,7 +111,7 @@ REQUESTS_IN_FLIGHT = _limit(
     4096,
     65_536,
     "requests",
-    "answers owed to one connection; more is answered Busy",
+    "pending replies of one connection; more requests get Busy",
     sent=True,
 )
 UNSENT_BYTES = _limit(
@@ -116,20 +119,20 @@ UNSENT_BYTES = _limit(
     64 * MIB,
     1024 * MIB,
     "bytes",
-    "a client that does not read is cut off, not remembered for ever",
+    "a client that does not read is disconnected",
 )
-UNSENT_SECONDS = _limit("unsent_seconds", 10, 3600, "seconds", "how long such a client may stand still")
+UNSENT_SECONDS = _limit("unsent_seconds", 10, 3600, "seconds", "how long such a client may read nothing")
 HELLO_SECONDS = _limit(
-    "hello_seconds", 10, 300, "seconds", "a connection that says nothing does not hold a place"
+    "hello_seconds", 10, 300, "seconds", "an idle connection does not count against the limit for ever"
 )
 CONNECTIONS = _limit("connections", 10_000, 100_000, "connections", "file descriptors and memory")
 
-# What the broker keeps
+# What the broker stores
 NAME_LENGTH = _limit(
     "name_length", 249, 249, "characters", "a topic's name and -PARTITION make a folder name"
 )
 CLIENT_ID_LENGTH = _limit(
-    "client_id_length", 100, 100, "characters", "a name that a client gives itself, for lists and the log"
+    "client_id_length", 100, 100, "characters", "the name that a client chose, for lists and the log"
 )
 TOPICS = _limit("topics", 20_000, 100_000, "topics", "each has folders, files and memory")
 PARTITIONS_PER_TOPIC = _limit("partitions_per_topic", 4096, 10_000, "partitions", "likewise", sent=True)
@@ -146,30 +149,36 @@ GROUP_OWNERS = _limit(
     "group_owners", 1_000_000, 20_000_000, "partitions", "with an owner, in all groups together: likewise"
 )
 GROUP_MEMBERS = _limit(
-    "group_members", 1_000, 10_000, "members", "of one group: each change of a group looks at all of them"
+    "group_members",
+    1_000,
+    10_000,
+    "members",
+    "of one group: each change of a group iterates over all of them",
 )
 GROUP_SUBSCRIPTIONS = _limit(
-    "group_subscriptions", 1_000_000, 20_000_000, "names", "that members of all groups ask for: in memory"
+    "group_subscriptions",
+    1_000_000,
+    20_000_000,
+    "names",
+    "subscriptions of the members of all groups: in memory",
 )
-OFFSETS_PER_COMMIT = _limit(
-    "offsets_per_commit", 20_000, 20_000, "offsets", "one forced write holds them all"
-)
+OFFSETS_PER_COMMIT = _limit("offsets_per_commit", 20_000, 20_000, "offsets", "one fsynced write has them all")
 SESSION_MS = _limit(
     "session_ms", 30_000, 3_600_000, "ms", "how long a silent member keeps its partitions", sent=True
 )
-SESSION_MS_MIN = _limit("session_ms_min", 1_000, 1_000, "ms", "shorter ones end by chance", sent=True)
+SESSION_MS_MIN = _limit("session_ms_min", 1_000, 1_000, "ms", "shorter ones expire by chance", sent=True)
 PRODUCER_IDS_PER_LEASE = _limit(
-    "producer_ids_per_lease", 1024, 1024, "ids", "40 bits last for ever at this rate"
+    "producer_ids_per_lease", 1024, 1024, "ids", "at this rate 40 bits are never used up"
 )
 PRODUCERS_PER_PARTITION = _limit(
-    "producers_per_partition", 10_000, 1_000_000, "producers", "sequences and first answers stay in memory"
+    "producers_per_partition", 10_000, 1_000_000, "producers", "sequences and first replies stay in memory"
 )
 BATCHES_REMEMBERED = _limit(
     "batches_remembered",
     32,
     256,
     "batches",
-    "repeats of these get their first answer; more in flight is refused",
+    "repeated requests get their first reply; more in-flight requests are rejected",
     sent=True,
 )
 PRODUCER_IDLE_SECONDS = _limit(
@@ -177,40 +186,40 @@ PRODUCER_IDLE_SECONDS = _limit(
     7 * 86_400,
     365 * 86_400,
     "seconds",
-    "then a silent producer id is forgotten",
+    "an unused producer id expires after this time",
     sent=True,
 )
 
-# What waits in the broker
+# Pending work in the broker
 PENDING_BYTES = _limit(
     "pending_bytes",
     128 * MIB,
     8192 * MIB,
     "bytes",
-    "batches of all connections that wait for the disk; more is answered Busy",
+    "batches of all connections that wait for the disk; more get Busy",
 )
 PENDING_BYTES_PER_SESSION = _limit(
     "pending_bytes_per_session",
     32 * MIB,
     1024 * MIB,
     "bytes",
-    "likewise of one connection, which is then read no further until half of it is done",
+    "likewise of one connection, which is then not read until half of it is written",
 )
 PENDING_REQUESTS = _limit(
     "pending_requests", 100_000, 1_000_000, "requests", "batches that wait, however small: each is an object"
 )
 PARKED_FETCHES = _limit(
-    "parked_fetches", 50_000, 1_000_000, "fetches", "each is an object and a timer; more is answered Busy"
+    "parked_fetches", 50_000, 1_000_000, "fetches", "each is an object and a timer; more get Busy"
 )
 PARKED_FETCHES_PER_SESSION = _limit(
-    "parked_fetches_per_session", 4096, 65_536, "fetches", "a reader has one a partition at most"
+    "parked_fetches_per_session", 4096, 65_536, "fetches", "a reader has at most one for each partition"
 )
 APPEND_BYTES = _limit(
-    "append_bytes", 8 * MIB, 256 * MIB, "bytes", "one write does not keep the broker from everything else"
+    "append_bytes", 8 * MIB, 256 * MIB, "bytes", "one write must not block the broker for long"
 )
 
 # Transactions
-XID_BYTES = _limit("xid_bytes", 249, 249, "bytes", "a name to look up, print and type, not content")
+XID_BYTES = _limit("xid_bytes", 249, 249, "bytes", "a name for look-ups and commands, not content")
 TRANSACTIONS = _limit(
     "transactions", 10_000, 1_000_000, "transactions", "open and not prepared: each has memory and a timer"
 )
@@ -219,7 +228,7 @@ TRANSACTIONS_PER_SESSION = _limit(
     1_000,
     100_000,
     "transactions",
-    "likewise, of one connection: one client does not take the place of all others",
+    "likewise, of one connection: one client cannot use up the limit of all",
     sent=True,
 )
 TRANSACTIONS_PREPARED = _limit(
@@ -227,14 +236,14 @@ TRANSACTIONS_PREPARED = _limit(
     1_000_000,
     10_000_000,
     "transactions",
-    "they wait for their owners in memory and in every snapshot",
+    "they are in memory and in every snapshot until they end",
 )
 TRANSACTION_BYTES = _limit(
     "transaction_bytes",
     16 * 1024 * MIB,
     1024 * 1024 * MIB,
     "bytes",
-    "messages of one transaction lie on the disk twice until it ends",
+    "messages of one transaction are on the disk twice until it ends",
     sent=True,
 )
 TRANSACTION_PIECES = _limit(
@@ -242,7 +251,7 @@ TRANSACTION_PIECES = _limit(
     200_000,
     400_000,
     "batches",
-    "memory keeps where each batch of a transaction lies",
+    "the position of each batch of a transaction is in memory",
     sent=True,
 )
 TRANSACTIONS_BYTES = _limit(
@@ -276,10 +285,10 @@ TRANSACTION_TTL_SECONDS = _limit(
     sent=True,
 )
 TRANSACTION_OUTCOMES = _limit(
-    "transaction_outcomes", 1_000_000, 100_000_000, "outcomes", "the oldest are forgotten before their time"
+    "transaction_outcomes", 1_000_000, 100_000_000, "outcomes", "beyond this the oldest are discarded early"
 )
 TRANSACTION_STREAMS = _limit(
-    "transaction_streams", 10_000, 1_000_000, "streams", "their numbers and last answers stay in memory"
+    "transaction_streams", 10_000, 1_000_000, "streams", "their sequences and last replies stay in memory"
 )
 TRANSACTION_OFFSET_GROUPS = _limit(
     "transaction_offset_groups", 64, 64, "groups", "one transaction commits offsets of few groups"
@@ -304,10 +313,10 @@ COMMIT_GROUP_FENCES = _limit(
     100_000,
     10_000_000,
     "runs",
-    "aborted runs of all groups, each in memory until its sequence is committed; more is refused",
+    "aborted runs of all groups, each in memory until its sequence is committed; more are rejected",
 )
 CHECKS_PARKED = _limit(
-    "checks_parked", 10_000, 1_000_000, "requests", "clients that wait to be asked: each is an object"
+    "checks_parked", 10_000, 1_000_000, "requests", "clients that wait for check-backs: each is an object"
 )
 
 # Delayed messages
@@ -316,17 +325,17 @@ DELAYED = _limit(
     100_000_000,
     10_000_000_000,
     "messages",
-    "they wait on the disk, and take their time when a span of them is read; more is answered Busy",
+    "they are on the disk, and reading a range of them takes time; more get Busy",
 )
 DELAYED_BYTES = _limit(
-    "delayed_bytes", 64 * 1024 * MIB, 1 << 50, "bytes", "likewise: what waits does not fill the disk"
+    "delayed_bytes", 64 * 1024 * MIB, 1 << 50, "bytes", "likewise: delayed messages must not fill the disk"
 )
 BATCH_RECORDS_DELAYED = _limit(
     "batch_records_delayed",
     1 << 18,
     1 << 18,
     "records",
-    "of one delayed batch: their due times stand in the header, and again in that of the reply",
+    "of one delayed batch: their due times are in the header, and in that of the reply",
     sent=True,
 )
 DELAYED_PER_PAGE = _limit(
@@ -337,7 +346,7 @@ DELAYED_HISTOGRAM_EDGES = _limit(
     4_096,
     4_096,
     "edges",
-    "each waiting message is looked up among them",
+    "each delayed message is compared with them",
     sent=True,
 )
 
@@ -365,25 +374,29 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def valid_name(name: object) -> bool:
-    """Whether `name` can name a topic, a group, a member or a client: `[A-Za-z0-9._-]{1,249}`, not `.` or
-    `..`.
+    """Return whether `name` is valid for a topic, a group, a member or a client.
+
+    Valid are `[A-Za-z0-9._-]{1,249}`, but not `.` or `..`.
     """
     return isinstance(name, str) and len(name) <= NAME_LENGTH and _valid(name)
 
 
 @lru_cache(1024)
 def _valid(name: str) -> bool:
-    """Remembered: the same few names come with every request."""
+    """Check a name. Cached, because the same few names are in most requests."""
     return _NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 def effective(settings: Mapping[str, int]) -> dict[str, int]:
-    """Every limit by name: as configured in `settings` where it is named there, else the default."""
+    """Return every limit by name: from `settings`, or else the default."""
     return {name: settings.get(name, int(limit)) for name, limit in ALL.items()}
 
 
 def told(found: Mapping[str, object]) -> dict[str, int]:
-    """Those that a broker told, defaults where it did not; none above its cap. `ValueError` for what is no number."""
+    """Return the limits that a broker sent, bounded by their caps; defaults for missing ones.
+
+    Raises `ValueError` for a value that is no number.
+    """
     limits = sent({})
     for name in limits:
         value = found.get(name, limits[name])
@@ -394,5 +407,5 @@ def told(found: Mapping[str, object]) -> dict[str, int]:
 
 
 def sent(settings: Mapping[str, int]) -> dict[str, int]:
-    """What HELLO's answer tells a client, by name."""
+    """Return the limits that the reply to HELLO contains, by name."""
     return {name: value for name, value in effective(settings).items() if ALL[name].sent}

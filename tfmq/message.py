@@ -1,7 +1,7 @@
-"""The nouns that producers and consumers share, and the only place that knows a record's attribute.
+"""Types that producers and consumers share, and the codec of a record's attribute.
 
-The attribute is one msgpack map with small whole numbers as keys, written in ascending order; a reader passes
-over keys that it does not know. docs/protocol.md has the table.
+The attribute of a record is one msgpack map with small integers as keys, in ascending order. Readers ignore
+unknown keys. docs/protocol.md has the table.
 """
 
 from collections.abc import Mapping
@@ -12,20 +12,20 @@ from tfmq import limits
 from tfmq.bounded_msgpack import Buffer, Malformed, pack, unpack
 from tfmq.errors import DecodeFailed, MessageTooLarge
 
-# The keys of the attribute map; never given to another meaning.
+# Keys of the attribute map. They are never reused with another meaning.
 BORN_AT: Final = 1
 KEY: Final = 2
 TAG: Final = 3
 PROPERTIES: Final = 4
-DELAY: Final = 5  # reserved: how long a message was to be delayed, in ms
+DELAY: Final = 5  # reserved: the delay of a message, in ms
 ATTEMPTS: Final = 6
 REDRIVES: Final = 7
 
 BORN_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999, beyond which no date can be printed."""
+"""The end of the year 9999, the largest time that `datetime` supports."""
 
 _COUNTS: Final = frozenset({ATTEMPTS, REDRIVES})
-_NO_PROPERTIES: Final[dict[str, str]] = {}  # shared and never changed
+_NO_PROPERTIES: Final[dict[str, str]] = {}  # shared, never modified
 _new = tuple.__new__
 
 Payload = bytes | bytearray | memoryview | str | None
@@ -33,11 +33,13 @@ Key = bytes | str
 
 
 class Message(NamedTuple):
-    """What a user sends. `payload` None is a tombstone; anything but bytes and text needs a codec.
+    """A message to send.
 
-    `key`: messages of one key keep their order · `tag`: one word to filter by · `properties`: text to text ·
-    `partition`: instead of the selector's choice · `delay` (seconds or timedelta) or `deliver_at` (aware
-    datetime, or seconds since 1970): when it is to be delivered.
+    `payload` None is a tombstone; types other than bytes and text need a codec.
+
+    `key`: messages with the same key keep their order · `tag`: one word for filters · `properties`: text to
+    text · `partition`: replaces the selector's choice · `delay` (seconds or timedelta) or `deliver_at` (aware
+    datetime, or seconds since 1970): the delivery time of a delayed message.
     """
 
     payload: Any
@@ -50,8 +52,11 @@ class Message(NamedTuple):
 
 
 class Attribute(NamedTuple):
-    """What stands beside a payload. `born_ms`: when the sender made it, in ms since 1970; None: not said · `attempts`,
-    `redrives`: how often its handling had failed, and how often it had been a dead letter and sent again."""
+    """The decoded attribute of a record.
+
+    `born_ms`: when the sender created the message, in ms since 1970, or None · `attempts`: how often its
+    handler failed · `redrives`: how often it was a dead letter and was sent again.
+    """
 
     born_ms: int | None = None
     key: bytes | str | None = None
@@ -62,12 +67,12 @@ class Attribute(NamedTuple):
 
 
 class SendResult(NamedTuple):
-    """What became of a message, or of `count` messages of one batch that follow each other from the first on.
+    """The result of one message, or of `count` consecutive messages of one batch.
 
-    `offset` and `message_id` are the first one's; `offset` is None where it is not known (a delayed message,
-    or acks "none"). `durability`: "synced", "written" or "none". `delayed`: the handle of a delayed message;
-    of many that were sent together, a sequence of one for each. None for others, and where
-    the broker's answer was lost and it remembers no more of it; in a transaction also where another process commits it.
+    `offset` and `message_id` are those of the first message; `offset` is None where it is unknown (a delayed
+    message, or acks "none"). `durability`: "synced", "written" or "none". `delayed`: the handle of a delayed
+    message, or a sequence of handles for several messages. It is None for other messages, if the broker's
+    reply was lost and the broker no longer has the handle, and in a transaction that another process commits.
     """
 
     topic: str
@@ -80,13 +85,13 @@ class SendResult(NamedTuple):
 
 
 class Ordinal(NamedTuple):
-    """A place to start reading: the n-th message of a partition, counted from 0."""
+    """A start position: the n-th message of a partition, counted from 0."""
 
     number: int
 
 
 class Partition(NamedTuple):
-    """One partition of a topic, as a selector sees it; `state` is "open", "stopped" or "damaged"."""
+    """One partition of a topic, for selectors. `state` is "open", "stopped" or "damaged"."""
 
     topic: str
     number: int
@@ -98,7 +103,10 @@ class Partition(NamedTuple):
 
 
 def text_bytes(text: str) -> bytes:
-    """Raises UnicodeEncodeError, with what to do, for a text that is not UTF-8."""
+    """Encode text as UTF-8.
+
+    Raises UnicodeEncodeError with advice for a text that UTF-8 cannot encode.
+    """
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -107,7 +115,7 @@ def text_bytes(text: str) -> bytes:
 
 
 def payload_bytes(payload: Any) -> bytes | bytearray | memoryview | None:
-    """The payload as it is stored. Raises `TypeError` for what needs a codec."""
+    """Return the payload as it is stored. Raises `TypeError` for a type that needs a codec."""
     if isinstance(payload, str):
         return text_bytes(payload)
     if payload is None or isinstance(payload, bytes | bytearray):
@@ -121,7 +129,7 @@ def payload_bytes(payload: Any) -> bytes | bytearray | memoryview | None:
 
 
 def plain_key(key: bytes | bytearray | memoryview | str | None) -> bytes | str | None:
-    """The key as it is stored. Raises `TypeError` for anything but bytes and text."""
+    """Return the key as it is stored. Raises `TypeError` for types other than bytes and text."""
     if key is None or isinstance(key, str | bytes):
         return key
     if isinstance(key, bytearray | memoryview):
@@ -136,10 +144,10 @@ def encode_attribute(
     properties: Mapping[str, str] | None = None,
     attempts: int = 0,
 ) -> bytes:
-    """The attribute's bytes; b"" where there is nothing to say, and then the record has none.
+    """Encode the attribute; b"" if all values are empty, and the record then has no attribute.
 
-    Raises `TypeError` for what is not text, `MessageTooLarge` for what passes a limit, `ValueError` for text
-    that UTF-8 does not have or a time out of range.
+    Raises `TypeError` for values that are not text, `MessageTooLarge` for values above a limit, `ValueError`
+    for text that UTF-8 cannot encode or a time out of range.
     """
     attribute: dict[int, Any] = {}
     if born_ms is not None:
@@ -192,7 +200,7 @@ def _checked(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def decode_attribute(data: Buffer) -> Attribute:
-    """The attribute that `data` holds. Raises `DecodeFailed` for anything else, whatever the bytes are."""
+    """Decode an attribute. Raises `DecodeFailed` for any other bytes."""
     get = _map(data).get
     born_ms, key, tag = get(BORN_AT), get(KEY), get(TAG)
     properties, attempts, redrives = get(PROPERTIES, _NO_PROPERTIES), get(ATTEMPTS, 0), get(REDRIVES, 0)
@@ -215,9 +223,9 @@ def decode_attribute(data: Buffer) -> Attribute:
 
 
 def recount_attribute(data: Buffer | None, attempts: int, redrives: int) -> bytes:
-    """The attribute `data` with other counts, and all else as it is, also what this release does not know.
+    """Replace the counts in the attribute `data`; other keys, also unknown ones, are kept.
 
-    Raises `DecodeFailed` for what is no attribute, `MessageTooLarge` where there is no room for the counts.
+    Raises `DecodeFailed` for an invalid attribute, `MessageTooLarge` if the counts do not fit.
     """
     found = _map(data) if data else {}
     found.update({ATTEMPTS: attempts, REDRIVES: redrives})
@@ -240,4 +248,4 @@ def _map(data: Buffer) -> dict[Any, Any]:
 
 
 def _wrong(what: str) -> DecodeFailed:
-    return DecodeFailed(f"A message's {what} is not of a kind that a sender can give it: use a newer client.")
+    return DecodeFailed(f"A message's {what} has an unknown type: use a newer client.")

@@ -1,4 +1,4 @@
-"""The blocking face of sending. The asyncio one is in `tfmq.aio`."""
+"""The blocking producer. The asyncio one is in `tfmq.aio`."""
 
 from __future__ import annotations
 
@@ -34,30 +34,31 @@ _new = tuple.__new__
 
 
 class Producer:
-    """Sends messages: in batches, in order for each partition, stored once however often they are repeated.
+    """Sends messages in batches, in order for each partition, stored once even if repeated.
 
         with tfmq.Producer() as producer:
             producer.send("orders", b"...", key="42").result().offset
 
-    Making one touches no network. Any number of threads may use it, and a forked child gets a connection of its own.
+    The constructor does not connect. Any number of threads may use one producer; a forked child gets its own
+    connection.
 
     Args:
         servers: "host:port", several with commas or as a list. None: $TFMQ_SERVERS, otherwise 127.0.0.1:8367.
-        group: the name of a group of producers: each member is asked about prepared transactions of all.
+        group: the name of a group of producers: each member is asked about prepared transactions of all members.
         acks: when a send is acknowledged: "synced" (on the disk), "written" (in the operating system), "none" (no
-            answer). None: the broker's setting `server.acks`.
+            reply). None: the broker's setting `server.acks`.
         linger_ms: how long a batch waits for more messages while no caller waits for it.
         batch_bytes: the size at which a batch is full.
         buffer_bytes: memory for messages that are not acknowledged yet; when it is full, `send` waits.
-        selector: a `PartitionSelector` or the name of one. None: by the key, and without a key in turn, by batch.
-        codec: makes payloads of other values than bytes and text, see `tfmq.codecs`; one for all topics, or a dict with
-            one by topic.
-        timeout: seconds that `send` waits for room, and after which an undelivered message fails.
+        selector: a `PartitionSelector` or the name of one. None: by the key; without a key in turn, by batch.
+        codec: encodes payloads of types other than bytes and text, see `tfmq.codecs`; one for all topics, or a dict
+            with one for each topic.
+        timeout: seconds that `send` waits for buffer space, and after which an undelivered message fails.
         hooks: see `tfmq.Hook`.
         client_id: the name of this client in the broker's log: 1 to 100 letters, digits, ".", "_" or "-". None:
             $TFMQ_CLIENT_ID.
 
-    Raises `BadRequest` for wrong arguments.
+    Raises `BadRequest` for invalid arguments.
     """
 
     def __init__(
@@ -104,16 +105,18 @@ class Producer:
         *,
         deliver_at: Moment | None = None,
     ) -> Delivery:
-        """Send one message; a handle on it comes back at once. `payload` is bytes, text, None (a tombstone), what the
-        codec takes, or a `Message` that has everything in it.
+        """Send one message and return its delivery handle at once.
 
-        With `delay` (seconds or a timedelta, counted from this call, not below 0) or `deliver_at` (an
-        aware datetime, or seconds since 1970) the broker keeps it until it is due. Then the result has no offset, and
-        `delayed`, the handle to cancel or to reschedule it by.
+        `payload` is bytes, text, None (a tombstone), a value that the codec encodes, or a complete `Message`.
 
-        Waits only for room in the buffer, and for a topic's partitions before its first message with a key, both at
-        most `timeout`. Raises `Busy` when there is no room by then, `MessageTooLarge`, `TypeError` for a payload that
-        needs a codec and for a time that is none (a datetime without a time zone, both at once), `Closed`.
+        With `delay` (seconds or a timedelta, counted from this call, not below 0) or `deliver_at` (an aware
+        datetime, or seconds since 1970) the broker stores the message until it is due. The result then has no
+        offset, and `delayed` is the handle for `cancel` and `reschedule`.
+
+        Waits only for buffer space, and for a topic's partitions before its first message with a key, both at
+        most `timeout`. Raises `Busy` if there is no space by then, `MessageTooLarge`, `TypeError` for a
+        payload that needs a codec and for an invalid time (a datetime without a time zone, both at once),
+        `Closed`.
         """
         core = self._core
         if core.plain and key is tag is properties is delay is deliver_at is partition is None:  # type: ignore[comparison-overlap]
@@ -121,12 +124,13 @@ class Producer:
                 try:
                     payload = payload.encode()
                 except UnicodeEncodeError:
-                    payload_bytes(payload)  # it raises the same, and says what to do
+                    payload_bytes(payload)  # raises the same TypeError, with advice
             if type(payload) is bytes:
                 with self._driver.lock:
                     try:
                         batch = core.sender.shared.get(topic)
-                    except TypeError:  # of a topic that is a list; it is refused below, by name
+                    # a topic that is a list cannot be hashed; it is rejected below, by name
+                    except TypeError:
                         batch = None
                     if batch is not None:
                         room = batch.room - len(payload) - batch.overhead_bytes
@@ -159,72 +163,84 @@ class Producer:
         *,
         deliver_at: Moment | None = None,
     ) -> Deliveries:
-        """Send all of `payloads` (bytes, text, `Message`s ...), the fast way; one handle for them all. `delay`, counted
-        from the moment at which a payload is taken, or `deliver_at`: of all that have no time of their own.
+        """Send all of `payloads` with less work for each; return one handle for them all.
 
-        Waits for room as `send` does; returns when the last one is in a batch. `result()` of the handle is a list,
-        one entry a batch; `delayed` of a delayed one has a handle for each message. Once a batch failed, the rest is
-        not read, and that failure is raised. Raises as `send`.
+        They are bytes, text, `Message`s or values for the codec.
+
+        `delay`, counted from the moment at which a payload is read from the iterable, or `deliver_at` applies
+        to all messages without a time of their own.
+
+        Waits for buffer space as `send` does; returns when the last message is in a batch. `result()` of the
+        handle is a list with one entry for each batch; `delayed` of a delayed entry has a handle for each
+        message. When a batch fails, the remaining payloads are not read, and that failure is raised. Raises
+        like `send`.
         """
         deliveries = self._driver.run(self._core.sending_many(topic, payloads, When(delay, deliver_at)))
         self._driver.attend()
         return deliveries
 
     def cancel(self, handle: str) -> str:
-        """Take back a delayed message, whoever sent it; `handle` is `SendResult.delayed`.
+        """Cancel a delayed message of any sender. `handle` is `SendResult.delayed`.
 
-        "cancelled": nobody will ever get it; "delivered": too late; "unknown": the broker knows nothing of it, or not
-        any more. The answer is certain, on the disk, and the same when it is asked for again. Raises `BadRequest` for
-        a handle with a typo, `TimedOut` and `ConnectionFailed` where no answer came: then ask again.
+        Returns "cancelled": the message will never be delivered; "delivered": it was delivered before;
+        "unknown": the broker does not know the handle, or no longer. The result is durable, and the same when
+        the call is repeated. Raises `BadRequest` for a mistyped handle, `TimedOut` and `ConnectionFailed` if
+        there was no reply: then repeat the call.
         """
         return self._driver.run(self._core.cancelling(handle))
 
     def reschedule(
         self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Rescheduled:
-        """Give a delayed message another time, counted from now or named. In one step: it is never gone, and never
-        there twice. The result is the new handle, the one to use from now on, or "" where nothing was done: its `state`
-        is "rescheduled", or "delivered", "cancelled", "unknown". Raises as `cancel`, and `TypeError` as `send` for the
-        time.
+        """Change the due time of a delayed message, to a time from now or an absolute one.
+
+        The change is atomic: the message is never lost and never delivered twice. The result's `handle` is
+        the new handle, which replaces the old one, or "" if nothing was changed; its `state` is
+        "rescheduled", or "delivered", "cancelled", "unknown". Raises like `cancel`, and `TypeError` like
+        `send` for the time.
         """
         return self._driver.run(self._core.rescheduling(handle, delay, deliver_at))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent so far is acknowledged, at most `timeout` seconds.
+        """Wait until all messages sent so far are acknowledged, at most `timeout` seconds.
 
-        Raises `DeliveryFailed` (`.deliveries`) for failures at which nobody had looked, `TimedOut`.
+        Raises `DeliveryFailed` (`.deliveries`) for failures whose results were not read, `TimedOut`.
         """
         self._driver.run(self._core.flushing(timeout))
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush for at most `timeout` seconds (None: the producer's), give up what is left, drop the connection.
+        """Flush for at most `timeout` seconds (None: the producer's timeout), then disconnect.
 
-        Raises `DeliveryFailed` as `flush` does, what was given up included. A second close does nothing.
+        Messages that are not acknowledged by then fail. Raises `DeliveryFailed` like `flush`, also for these.
+        A second call does nothing.
         """
         seconds = self._core.options.timeout if timeout is None else timeout
         delivery.closed(self._core.owner)
         self._core.owner.close(seconds)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since it was made (messages, batches, bytes, failed_messages ...) and how it is connected."""
+        """Return counters since the creation (messages, batches, bytes, failed_messages ...) and the
+        connection state.
+        """
         with self._driver.lock:
             return self._core.stats()
 
     def transaction(self) -> Transaction:
-        """Messages that become visible together or not at all: `with producer.transaction() as tx: tx.send(...)`.
+        """Create a transaction, whose messages become visible together or not at all.
 
-        Touches no network: up to a megabyte goes as one request when it is committed. It ends with this producer's
-        connection once it is larger; what shall outlive that is begun with an xid. Raises `Closed`.
+        Usage: `with producer.transaction() as tx: tx.send(...)`. Does not connect: up to a megabyte is sent
+        as one request at the commit. A larger transaction ends with this producer's connection; use `begin`
+        with an xid if it must outlive the connection. Raises `Closed`.
         """
         with self._driver.lock:
             return Transaction(self._core.transactions.begin())
 
     def begin(self, xid: str | None = None, timeout: float | None = None) -> Transaction:
-        """Begin a transaction at the broker now, to be prepared, and to be committed or rolled back from any process
-        that knows its name: `xid`, 1 to 249 bytes of text, or None, and the broker gives it one.
+        """Begin a transaction at the broker now; any process can commit or roll it back by its xid.
 
-        Unprepared it ends by itself after `timeout` seconds (None: the broker's setting), and without an xid also with
-        this producer's connection. Raises `TransactionExists` for a name that is in use, `BadRequest`, `Busy`.
+        `xid` is 1 to 249 bytes of text; None: the broker chooses one. An unprepared transaction is rolled
+        back after `timeout` seconds (None: the broker's setting), and without an xid also when this
+        producer's connection ends. Raises `TransactionExists` for an xid in use, `BadRequest`, `Busy`.
         """
         with self._driver.lock:
             core = self._core.transactions.begin(xid, timeout)
@@ -232,25 +248,29 @@ class Producer:
         return Transaction(core)
 
     def resume(self, xid: str) -> Transaction:
-        """Take up the latest transaction of that name, begun by whichever process: to commit it, to roll it back, or to
-        see its `state`. Raises `UnknownTransaction`.
+        """Return the latest transaction with that xid, begun by any process, to commit, roll back or read its
+        `state`.
+
+        Raises `UnknownTransaction`.
         """
         return Transaction(self._driver.run(self._core.transactions.resuming(xid)))
 
     def transaction_check(self, function: Check) -> Check:
-        """A decorator: have `function(transaction)` say what is to become of prepared transactions that nobody ended.
+        """Decorator: register `function(transaction)` as the check-back for prepared transactions without an
+        outcome.
 
-        The broker asks one connected producer of the group (`Producer(group=...)`), over its open connection, about the
-        transactions of all of them. `transaction` has `xid`, `epoch`, `prepared_at` and `topics`; the answer is
-        "commit", "rollback", or None: not known yet, ask again. It runs in a thread of its own; what it raises is
-        logged and means None. Several are asked in turn until one knows. Raises `BadRequest` without a group.
+        The broker sends check-backs to one connected producer of the group (`Producer(group=...)`), for the
+        transactions of all members. `transaction` has `xid`, `epoch`, `prepared_at` and `topics`; the
+        function returns "commit", "rollback", or None: unknown, ask again later. It runs in its own thread;
+        an exception is logged and means None. Several registered functions are called in turn until one
+        returns an outcome. Raises `BadRequest` without a group.
         """
         with self._driver.lock:
             self._core.transactions.check(function)
         return function
 
     def xa(self) -> XAResource:
-        """This producer as a resource of a transaction manager."""
+        """Return this producer as a resource of a transaction manager."""
         return XAResource(self)
 
     def __repr__(self) -> str:

@@ -1,5 +1,7 @@
-"""What `consumer.run` of every face is made of: its arguments checked, the store of dead letters opened, and a
-`Running` on the consumer's core."""
+"""Setup of `consumer.run`, shared by the blocking, asyncio and Twisted APIs.
+
+Checks the arguments, opens the dead-letter store, and creates a `HandlerRunner` on the consumer's core.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tfmq.errors import BadRequest, Closed
 log = logging.getLogger("tfmq.consumer")
 
 WORKERS_MAX: Final = 1000
-"""More threads of one process only wait for each other."""
+"""More threads in one process only wait for each other."""
 
 
 def begin_run(
@@ -36,11 +38,14 @@ def begin_run(
     wall_clock: Callable[[], float],
     raise_flag: Callable[[Flag], None] = Flag.settle,
 ) -> Running:
-    """A run that nobody works for yet. `beside` does the work of a store; `raise_flag` wakes other threads. Raises
-    BadRequest for wrong arguments, Closed for a consumer that is."""
+    """Create a run that has no workers yet.
+
+    `beside` runs the store's work in other threads; `raise_flag` wakes waiting threads. Raises BadRequest for
+    invalid arguments, Closed for a closed consumer.
+    """
     options = core.options
     if core.closed:
-        raise Closed("The consumer was closed, as it is behind a run; make a new one.")
+        raise Closed("The consumer is closed, as it always is after a run; make a new one.")
     core.positions.ledgers.check_free()
     if type(workers) is not int or not 1 <= workers <= WORKERS_MAX:
         raise BadRequest(
@@ -51,7 +56,7 @@ def begin_run(
         raise BadRequest(f"order={order!r} is not known; it takes {words}.")
     if options.commits == "before" and order != "partition":
         raise BadRequest(
-            'commits="before" needs order="partition": an offset cannot be saved before one message and behind another.'
+            'commits="before" needs order="partition": an offset cannot be saved before one message and after another.'
         )
     if listener is not None:
         listeners.default = checked(listener)
@@ -61,7 +66,8 @@ def begin_run(
         core, store, order=order, tracebacks=tracebacks, wall_clock=wall_clock, raise_flag=raise_flag
     )
     if store is not None:
-        if options.dead_letters != OWN_STORE:  # that one's path is not known before the broker is reached
+        # the path of the default store is not known before the client is connected
+        if options.dead_letters != OWN_STORE:
             log.info("Dead letters of group %s are kept in %s.", options.group, store.address)
         running.retry_loop = Retrying(store, running.again, now=core.link.now, wall_clock=wall_clock)
     core.positions.ledgers.running = True
@@ -71,12 +77,15 @@ def begin_run(
 def open_store(
     options: ConsumerOptions, beside: Run, core: Consuming, wall_clock: Callable[[], float]
 ) -> DeadLetters | None:
-    """The store of dead letters that a consumer was told; None: there is none. Raises BadRequest."""
+    """Open the dead-letter store of the consumer's options; None if it has none.
+
+    Raises BadRequest.
+    """
     where = options.dead_letters
     if where is None or (options.group is None and where == OWN_STORE):
         return None
     if options.group is None:
-        raise BadRequest("dead_letters= needs a group: the letters of a store belong to one.")
+        raise BadRequest("dead_letters= needs a group: the dead letters of a store belong to a group.")
     return open_dead_letters(
         where,
         group=options.group,

@@ -1,9 +1,8 @@
-"""Every key of the configuration, once: its section, type, default, what it takes, and one line that explains
-it.
+"""All configuration keys: section, type, default, accepted values and explanation.
 
-A section is a frozen dataclass whose annotations carry the kind of the value. conf/server.toml and
-docs/configuration.md are generated from here. A key marked `later` is settled by name only: any value but its
-default is refused until the release that brings what it switches.
+A section is a frozen dataclass whose annotations contain the kind of the value. conf/server.toml and
+docs/configuration.md are generated from this module. A key marked `later` only reserves its name: any value
+but its default is rejected until a later release implements it.
 """
 
 import math
@@ -44,7 +43,7 @@ _MEASURE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def measure(value: Any, units: dict[str, float]) -> float | None:
-    """A number, or a text of number and unit; None for anything else."""
+    """Convert a number, or a text of number and unit; None for other values."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     found = _MEASURE.fullmatch(value) if isinstance(value, str) else None
@@ -55,7 +54,7 @@ def measure(value: Any, units: dict[str, float]) -> float | None:
 
 
 class Count:
-    """A whole number; with units where `units` has them."""
+    """An integer, with a unit if `units` has any."""
 
     def __init__(self, low: int, high: int, units: dict[str, float] | None = None) -> None:
         self.low, self.high, self.units = low, high, units or {"": 1}
@@ -71,12 +70,12 @@ class Count:
 
 
 def _plain(number: float) -> str:
-    """3153600000, not 3.1536e+09."""
+    """Format without an exponent: 3153600000, not 3.1536e+09."""
     return f"{number:.0f}" if number == int(number) else f"{number:g}"
 
 
 class Seconds:
-    """A time in seconds, whole or not; or a text with a unit."""
+    """A time in seconds, or a text with a unit."""
 
     is_text = True
 
@@ -114,7 +113,7 @@ class Switch:
 
 
 class Choice:
-    """One of some words."""
+    """One of several words."""
 
     is_text = True
 
@@ -129,7 +128,7 @@ class Choice:
 
 
 class Words:
-    """Any text, not empty unless `empty`."""
+    """Any text; it must not be empty unless `empty` is true."""
 
     is_text = True
 
@@ -143,7 +142,7 @@ class Words:
 
 
 class Address:
-    """HOST:PORT; an IPv6 host stands in brackets; port 0 asks for a free one."""
+    """HOST:PORT; an IPv6 host is in brackets; port 0 means a free port."""
 
     text = "HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:8367 or [::1]:8367"
     is_text = True
@@ -157,7 +156,7 @@ class Address:
 
 
 class Ensemble:
-    """Where a ZooKeeper is; the client reads it closer."""
+    """The address of a ZooKeeper; only the client library checks it completely."""
 
     text = "empty or HOST:PORT,HOST:PORT/PATH of a ZooKeeper, such as 127.0.0.1:2181/meta"
     is_text = True
@@ -182,7 +181,7 @@ class Levels:
 
 
 class Setting(NamedTuple):
-    """What stands beside a key's type: its kind, its line of explanation, what it waits for."""
+    """The metadata of a key: its kind, its explanation, and the release that implements it."""
 
     kind: Kind
     line: str
@@ -195,17 +194,20 @@ YEARS = 100 * 365 * 86_400
 
 @dataclass(frozen=True)
 class Server:
-    data: Annotated[str, Setting(Words("the path of a folder"), "Where everything is kept.")] = "./tfmq-data"
-    listen: Annotated[str, Setting(Address(), "Where clients connect; port 0 takes a free one.")] = (
+    data: Annotated[str, Setting(Words("the path of a folder"), "The data folder.")] = "./tfmq-data"
+    listen: Annotated[str, Setting(Address(), "The address for clients; port 0 takes a free port.")] = (
         "127.0.0.1:8367"
     )
     acks: Annotated[
         str,
-        Setting(Choice("synced", "written", "none"), "What a send waits for where the client does not say."),
+        Setting(Choice("synced", "written", "none"), "What a send waits for if the client does not choose."),
     ] = "synced"
     insecure: Annotated[
         bool,
-        Setting(Switch(), "Allow listening outside of this machine although there are no users and no TLS."),
+        Setting(
+            Switch(),
+            "Allow listening on other interfaces than loopback although there are no users and no TLS.",
+        ),
     ] = False
     idle_exit_seconds: Annotated[
         float,
@@ -214,9 +216,9 @@ class Server:
         ),
     ] = 0
     log_level: Annotated[
-        str, Setting(Choice("debug", "info", "warning", "error"), "How much is logged on standard error.")
+        str, Setting(Choice("debug", "info", "warning", "error"), "Log level on standard error.")
     ] = "info"
-    log_json: Annotated[bool, Setting(Switch(), "One JSON object a log line.")] = False
+    log_json: Annotated[bool, Setting(Switch(), "Log lines are JSON objects.")] = False
     zookeeper: Annotated[
         str,
         Setting(
@@ -240,7 +242,9 @@ class Http:
     listen: Annotated[
         str,
         Setting(
-            Words("HOST:PORT", empty=True), "Health, metrics and a page for people.", later="the HTTP page"
+            Words("HOST:PORT", empty=True),
+            "Address of the HTTP server for health, metrics and a status page.",
+            later="the HTTP page",
         ),
     ] = ""
 
@@ -248,14 +252,14 @@ class Http:
 @dataclass(frozen=True)
 class Flush:
     messages: Annotated[
-        int, Setting(Count(0, 10**9), "Force to the disk after this many messages; 0: after every batch.")
+        int, Setting(Count(0, 10**9), "Fsync after this many messages; 0: after every batch.")
     ] = 1000
-    seconds: Annotated[
-        float, Setting(Seconds(0, 86_400), "Force to the disk after this time; 0: after every batch.")
-    ] = 10.0
+    seconds: Annotated[float, Setting(Seconds(0, 86_400), "Fsync after this time; 0: after every batch.")] = (
+        10.0
+    )
     method: Annotated[
         Literal["auto", "fdatasync", "syncfs"],
-        Setting(Choice("auto", "fdatasync", "syncfs"), "How: auto takes one syncfs for many files."),
+        Setting(Choice("auto", "fdatasync", "syncfs"), "Fsync method: auto uses one syncfs for many files."),
     ] = "auto"
 
 
@@ -284,7 +288,7 @@ class Log:
         str,
         Setting(
             Choice("blocks", "records"),
-            "What is checked before a write: checksums of blocks, or of every record.",
+            "Checks before a write: checksums of blocks, or of every record.",
         ),
     ] = "blocks"
 
@@ -303,19 +307,20 @@ class Retention:
         int,
         Setting(
             Count(0, 1 << 60, _UNITS_OF_BYTES),
-            "The oldest segments go beyond this size a partition; 0: never.",
+            "The oldest segments are deleted when a partition is larger than this; 0: never.",
         ),
     ] = 0
     action: Annotated[
-        str, Setting(Choice("delete", "archive"), "What becomes of them; archive moves them to DATA/archive.")
+        str,
+        Setting(Choice("delete", "archive"), "Delete these segments, or archive: move them to DATA/archive."),
     ] = "delete"
 
 
 @dataclass(frozen=True)
 class Topics:
-    auto_create: Annotated[bool, Setting(Switch(), "Make a topic at the first send to it.")] = True
+    auto_create: Annotated[bool, Setting(Switch(), "Create a topic at the first send to it.")] = True
     partitions: Annotated[
-        int, Setting(Count(1, limits.PARTITIONS_PER_TOPIC.cap), "How many partitions a new topic has.")
+        int, Setting(Count(1, limits.PARTITIONS_PER_TOPIC.cap), "Number of partitions of a new topic.")
     ] = 1
 
 
@@ -330,18 +335,18 @@ class Transaction:
     ] = 60
     outcome_seconds: Annotated[
         float,
-        Setting(Seconds(1, YEARS), "How long it is remembered whether a transaction was committed."),
+        Setting(Seconds(1, YEARS), "How long the outcome of a transaction is kept."),
     ] = 7 * 86_400
     check_seconds: Annotated[
         float,
         Setting(
             Seconds(0.001, 86_400),
-            "Ask the producer group about a transaction that is prepared for this time.",
+            "Check back with the producer group when a transaction has been prepared for this time.",
         ),
     ] = 60
     alarm_seconds: Annotated[
         float,
-        Setting(Seconds(0.001, YEARS), "Warn about a transaction that is prepared for longer than this."),
+        Setting(Seconds(0.001, YEARS), "Warn when a transaction has been prepared for longer than this."),
     ] = 3600
     group_ttl_seconds: Annotated[
         float,
@@ -352,23 +357,26 @@ class Transaction:
     ] = 86_400
     journal_file_bytes: Annotated[
         int,
-        Setting(Count(1 << 16, 1 << 40, _UNITS_OF_BYTES), "A new file of the journal is begun after this."),
+        Setting(
+            Count(1 << 16, 1 << 40, _UNITS_OF_BYTES), "Size after which a new file of the journal is started."
+        ),
     ] = 64 << 20
 
 
 @dataclass(frozen=True)
 class Delay:
     tick_ms: Annotated[
-        int, Setting(Count(1, 60_000), "How often the broker looks for delayed messages that are due, in ms.")
+        int, Setting(Count(1, 60_000), "Interval at which the broker delivers due delayed messages, in ms.")
     ] = 10
     levels: Annotated[
-        tuple[float, ...], Setting(Levels(), "Delays that clients can choose by number, from the first on.")
+        tuple[float, ...],
+        Setting(Levels(), "Delays that clients can choose by number, starting with the first."),
     ] = ()
     outcome_seconds: Annotated[
         float,
         Setting(
             Seconds(1, YEARS),
-            "How long after its time it is known whether a delayed message was cancelled.",
+            "How long after its due time the state of a delayed message is kept.",
         ),
     ] = 86_400
 
@@ -400,7 +408,7 @@ def _settings() -> dict[str, tuple[Setting, Any]]:
 
 
 SETTINGS: dict[str, tuple[Setting, Any]] = _settings()
-"""Every key -> (what it takes, its default), in the order of the pages."""
+"""Every key -> (its metadata, its default), in the order of the reference pages."""
 
 TOPIC_KEYS: tuple[str, ...] = (
     "flush.messages",
@@ -414,7 +422,7 @@ TOPIC_KEYS: tuple[str, ...] = (
     "retention.action",
     "topics.partitions",
 )
-"""Keys that a topic can have of its own, in `[topic."NAME"]` or given when it is made."""
+"""Keys that can be set for one topic, in `[topic."NAME"]` or when it is created."""
 
 RELOADED_LIMITS: tuple[str, ...] = (
     "connections",
@@ -448,7 +456,8 @@ RELOADED_LIMITS: tuple[str, ...] = (
     "schedules_bytes",
     "schedule_payload_bytes",
 )
-"""Limits that the server looks up each time. The others size what is made at the start, or bound what is in files."""
+"""Limits that the server reads at each use. The others size structures at the start, or bound the content of
+files."""
 
 RELOADED: frozenset[str] = frozenset(
     (
@@ -460,4 +469,4 @@ RELOADED: frozenset[str] = frozenset(
         *(f"limits.{name}" for name in RELOADED_LIMITS),
     )
 )
-"""Keys that take effect on SIGHUP, and all keys of topics; the others need a restart."""
+"""Keys that take effect on SIGHUP, besides all topic keys; the others need a restart."""

@@ -1,4 +1,4 @@
-"""The blocking face of a transaction. The asyncio one is in `tfmq.aio`."""
+"""The blocking transaction. The asyncio one is in `tfmq.aio`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _new = tuple.__new__
 
 
 class Transaction(TransactionHandle):
-    """Messages, and offsets of what was read, that become visible together or not at all.
+    """Messages, and consumed offsets, that become visible together or not at all.
 
         with producer.transaction() as tx:
             tx.send("orders", order)
             tx.commit_offsets(consumer)
 
-    Leaving `with` commits; an exception rolls back, and goes on to the caller. One that is prepared stays so behind an
-    exception: who prepared it decides. Made by `Producer.transaction`, `begin` and `resume`; any number of threads may
-    send in one, and a producer may have many at once. A forked child cannot go on with its parent's.
+    Leaving `with` commits; an exception rolls back and is raised to the caller. A prepared transaction
+    remains prepared after an exception: the process that prepared it decides. Created by
+    `Producer.transaction`, `begin` and `resume`. Any number of threads may send in one transaction, and a
+    producer may have many at once. A forked child cannot continue its parent's transaction.
     """
 
     def __init__(self, core: TransactionCore) -> None:
@@ -48,14 +49,17 @@ class Transaction(TransactionHandle):
         *,
         deliver_at: Moment | None = None,
     ) -> Delivery:
-        """Add one message; arguments as those of `Producer.send`. The handle is done when the transaction has ended.
-        A `delay` counts from the commit. The handle of a delayed message is in its
-        result once the transaction is committed.
+        """Add one message; arguments like those of `Producer.send`.
 
-        Waits for a topic's partitions before its first message, and for room where a transaction of more than a
-        megabyte grows faster than the broker takes it. Raises `TransactionState` behind the end, `UnknownTopic`,
-        `MessageTooLarge`, `TransactionTooLarge`, what `Producer.send` raises of arguments, and why the transaction can
-        only be rolled back.
+        The handle completes when the transaction ends.
+
+        A `delay` counts from the commit. The handle of a delayed message is in its result after the
+        transaction is committed.
+
+        Waits for a topic's partitions before its first message, and for buffer space if a transaction of more
+        than a megabyte grows faster than the broker accepts it. Raises `TransactionState` after the end,
+        `UnknownTopic`, `MessageTooLarge`, `TransactionTooLarge`, the errors of `Producer.send` for its
+        arguments, and the error because of which the transaction can only be rolled back.
         """
         core = self._core
         if self._producer.plain and key is tag is properties is delay is deliver_at is partition is None:  # type: ignore[comparison-overlap]
@@ -63,12 +67,13 @@ class Transaction(TransactionHandle):
                 try:
                     payload = payload.encode()
                 except UnicodeEncodeError:
-                    payload_bytes(payload)  # it raises the same, and says what to do
+                    payload_bytes(payload)  # raises the same TypeError, with advice
             if type(payload) is bytes:
                 with self._driver.lock:
                     try:
                         batch = core.shared.get(topic)
-                    except TypeError:  # of a topic that is a list; it is refused below, by name
+                    # a topic that is a list cannot be hashed; it is rejected below, by name
+                    except TypeError:
                         batch = None
                     if batch is not None:
                         room = batch.room - len(payload) - batch.overhead_bytes
@@ -102,42 +107,54 @@ class Transaction(TransactionHandle):
         *,
         deliver_at: Moment | None = None,
     ) -> Deliveries:
-        """Add all of `payloads` (bytes, text, `Message`s ...), the fast way; one handle for them all. However many
-        they are, memory holds a few megabytes of them. `delay` (counted from the commit) or `deliver_at`: of all that
-        have no time of their own. Waits and raises as `send`.
+        """Add all of `payloads` with less work for each; return one handle for them all.
+
+        They are bytes, text, `Message`s or values for the codec.
+
+        At most a few megabytes of them are in memory. `delay` (counted from the commit) or `deliver_at`
+        applies to all messages without a time of their own. Waits and raises like `send`.
         """
         deliveries = self._driver.run(self._core.sending_many(topic, payloads, When(delay, deliver_at)))
         self._driver.attend()
         return deliveries
 
     def commit_offsets(self, consumer: Consumer[Any]) -> None:
-        """What `consumer` was handed out by now, the message in work included, is processed if this commits: then its
-        group goes on behind it, else it is read again by who reads next from the saved offset. In a handler of `run`:
-        its own message, with all before it in its partition; other handlers have transactions of their own.
+        """Commit the offsets of `consumer` together with this transaction.
 
-        The consumer needs a group, commits="manual" and offsets="broker". If another member has the partitions by the
-        time of the commit, that raises `Fenced`, and nothing of the transaction happens. Behind a rollback, whatever
-        led to it, this consumer gets the same messages again. Raises `BadRequest` for a consumer that
-        cannot, `Fenced`, `TransactionState`.
+        All messages that `consumer` delivered so far, the current one included, are acknowledged if the
+        transaction commits: its group then continues after them. Otherwise they are delivered again, to the
+        next reader of the saved offset. In a handler of `run`: its own message, with all before it in its
+        partition; other handlers use their own transactions.
+
+        The consumer needs a group, commits="manual" and offsets="broker". If another member has the
+        partitions at the time of the commit, the commit raises `Fenced`, and the whole transaction is rolled
+        back. After any rollback, this consumer gets the same messages again. Raises `BadRequest` for an
+        unsuitable consumer, `Fenced`, `TransactionState`.
         """
         standing = handed_out(consumer)
         with self._driver.lock:
             self._core.add_offsets(standing)
 
     def prepare(self) -> str:
-        """The first phase: when this returns, it is on the broker's disk with all it holds, and stays until somebody
-        says commit or rollback. "prepared", or "read_only" if nothing was in it.
+        """Run the first phase of a two-phase commit.
 
-        Raises why it could not be prepared; then it is as it was, unless the error's outcome is "unknown".
+        Returns "prepared", or "read_only" for an empty transaction.
+
+        When it returns, the transaction with all its messages is durable, and remains until it is committed
+        or rolled back. Raises the reason why it could not be prepared; its state is then unchanged, unless
+        the error's outcome is "unknown".
         """
         return self._driver.run(self._core.preparing())
 
     def commit(self) -> str:
-        """Make it visible. "committed", "applying" or "read_only"; again for one that is committed.
+        """Commit.
 
-        Raises `TransactionRolledBack`, `HeuristicOutcome`, `Fenced` (offsets), `UnknownTopic`, `StorageStopped`,
-        `DiskFull` ...: then nothing of it is visible, and a passing reason may be tried again. Only behind an error of
-        outcome "unknown" it may have happened: its sentence says how to find out.
+        Returns "committed", "applying" or "read_only"; the same again for a committed transaction.
+
+        Raises `TransactionRolledBack`, `HeuristicOutcome`, `Fenced` (offsets), `UnknownTopic`,
+        `StorageStopped`, `DiskFull` ...: then nothing of it is visible, and the commit may be repeated if the
+        cause is temporary. Only after an error with the outcome "unknown" it may have been committed: the
+        error's sentence describes how to find out.
         """
         try:
             return self._driver.run(self._core.committing())
@@ -145,8 +162,11 @@ class Transaction(TransactionHandle):
             self._tell()
 
     def rollback(self) -> str:
-        """Drop it: nothing of it is ever visible. "rolled_back"; again for one that is. Raises `TransactionCommitted`,
-        `HeuristicOutcome`.
+        """Roll back: no message of it ever becomes visible.
+
+        Returns "rolled_back", also when repeated.
+
+        Raises `TransactionCommitted`, `HeuristicOutcome`.
         """
         try:
             return self._driver.run(self._core.rolling_back())
@@ -160,7 +180,8 @@ class Transaction(TransactionHandle):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, GeneratorExit):  # the garbage collector may be at work here: it must not wait
+        # The garbage collector may be running here, so this must not wait.
+        if isinstance(error, GeneratorExit):
             with self._driver.lock:
                 self._core.drop(None)
             self._driver.attend()

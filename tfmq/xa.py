@@ -1,4 +1,4 @@
-"""The blocking face of a producer as an XA resource. The asyncio one is in `tfmq.aio`."""
+"""The blocking XA resource of a producer. The asyncio one is in `tfmq.aio`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ class Resource(Protocol):
 
 
 class XAResource:
-    """A producer's part in the transactions of a transaction manager, which calls it as XA says.
+    """A producer as a resource of a transaction manager, which calls the XA methods.
 
         resource = tfmq.XAResource(producer)
         tx = resource.start("branch-1"); tx.send("orders", order); resource.end("branch-1")
         resource.prepare("branch-1"); resource.commit("branch-1")
 
-    A branch is known by its xid, 1 to 249 bytes of text, in every process: whoever finds a prepared one with `recover`
-    may commit it or roll it back. Every method raises `UnknownTransaction` for a name that neither this resource nor
-    the broker knows, and `TransactionState` for a step out of turn.
+    A branch is identified by its xid, 1 to 249 bytes of text, in every process: any process that finds a
+    prepared branch with `recover` may commit it or roll it back. Every method raises `UnknownTransaction` for
+    an xid that neither this resource nor the broker knows, and `TransactionState` for a call in the wrong
+    order.
     """
 
     def __init__(self, producer: Resource) -> None:
@@ -35,24 +36,31 @@ class XAResource:
         self._branches = Branches(producer._core.transactions)
 
     def start(self, xid: str, timeout: float | None = None, *, resume: bool = False) -> Transaction:
-        """Begin the branch, or with `resume` go on with one that was ended here: what is sent in the transaction that
-        this gives belongs to it. Unprepared it ends after `timeout` seconds (None: the broker's setting). Raises
-        `TransactionExists`.
+        """Begin a branch, or with `resume` continue one that was ended here.
+
+        Raises `TransactionExists`.
+
+        Messages that are sent in the returned transaction belong to the branch. A branch that is not prepared
+        is rolled back after `timeout` seconds (None: the broker's setting).
         """
         return Transaction(self._driver.run(self._branches.starting(xid, timeout, resume)))
 
     def end(self, xid: str) -> None:
-        """Nothing more is sent in the branch."""
+        """End the association with the branch: no more messages are sent in it."""
         with self._driver.lock:
             self._branches.end(xid)
 
     def prepare(self, xid: str) -> str:
-        """The first phase: "prepared", or "read_only" if nothing was in it; then it is over."""
+        """Run the first phase.
+
+        Return "prepared", or "read_only" for an empty branch, which is then ended.
+        """
         return self._driver.run(self._branches.preparing(xid))
 
     def commit(self, xid: str, one_phase: bool = False) -> str:
-        """The second phase; with `one_phase` both, for a branch that is not prepared. "committed" or "applying". Raises
-        `HeuristicOutcome` where an operator was first.
+        """Run the second phase, or with `one_phase` both phases for a branch that is not prepared.
+
+        Returns "committed" or "applying". Raises `HeuristicOutcome` if an operator ended the branch before.
         """
         branch = self._driver.run(self._branches.committing(xid, one_phase))
         for each in branch.take_committed():
@@ -60,15 +68,19 @@ class XAResource:
         return branch.state
 
     def rollback(self, xid: str) -> str:
-        """Drop the branch. Raises `HeuristicOutcome` where an operator was first."""
+        """Roll the branch back. Raises `HeuristicOutcome` if an operator ended the branch before."""
         return self._driver.run(self._branches.rolling_back(xid))
 
     def recover(self, group: str | None = None) -> list[str]:
-        """The names of all branches that are prepared, or that an operator ended, oldest first: those of producers of
-        `group`, or of all.
+        """Return the xids of all prepared or operator-ended branches, oldest first.
+
+        `group`: only those of producers of this group.
         """
         return self._driver.run(self._branches.recovering(group))
 
     def forget(self, xid: str) -> bool:
-        """Let go of what an operator decided, once everybody knows; whether there was something."""
+        """XA forget: discard the outcome of a branch that an operator ended.
+
+        Returns whether there was one.
+        """
         return self._driver.run(self._branches.forgetting(xid))

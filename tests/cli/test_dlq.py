@@ -262,15 +262,15 @@ def fails_at(number: int) -> Callable[[Letter], dict[str, Any]]:
         (["list", "--store", "topic:dead"], 3, ""),
         (["show", "zz", "--store", "STORE"], 1, "There is no dead letter 'zz'"),
         (["show", "", "--store", "STORE"], 1, "Several dead letters begin with"),
-        (["drop", "--store", "STORE"], 2, "give IDs, or filters, or --all"),
-        (["drop", "aa", "--key", "k", "--store", "STORE"], 2, "not both"),
+        (["drop", "--store", "STORE"], 2, "give IDs, filters or --all"),
+        (["drop", "aa", "--key", "k", "--store", "STORE"], 2, "either IDs or filters"),
         (["retry", "--all", "--calls", "0", "--store", "STORE"], 2, "calls"),
         (["redrive", "zz", "--store", "STORE"], 1, "There is no dead letter"),
         *(
             (
                 ["redrive", f"--rate={rate}", "--store", "STORE"],
                 2,
-                f"{rate!r} is no rate: write a number above 0",
+                f"{rate!r} is no rate: write a number of messages per second above 0",
             )
             for rate in ("0", "-1", "nan", "inf", "-inf", "1e999", "fast")
         ),

@@ -90,7 +90,7 @@ def test_a_group_with_a_live_member_is_not_moved_under_it(cli: Cli, topic: str, 
         assert ran.code == 1
         assert "live member" in ran.err
         tried = cli("group", "reset", topic, topic, "--to", "earliest", "--dry-run")
-        assert "a member of it is running, so it would be refused" in tried.err
+        assert "a member of it is running, so the reset would be rejected" in tried.err
         shown = cli("group", "show", topic, "--json").json
         assert [m["live"] for m in shown["members"]] == [True]
 
@@ -117,7 +117,7 @@ def test_a_place_that_lies_inside_of_a_message_is_said(cli: Cli, topic: str) -> 
     assert "no message begins" not in cli("group", "reset", topic, topic, "--to", "0").err
     ran = cli("group", "reset", topic, topic, "--to", "1")
     assert ran.code == 0
-    assert "partition 0: no message begins at 1; the group goes on at 0" in ran.err
+    assert "partition 0: no message begins at 1; the group continues at 0" in ran.err
 
 
 def test_an_offset_after_the_end_is_none_to_set_a_group_to(cli: Cli, topic: str) -> None:
@@ -133,7 +133,7 @@ def test_an_offset_of_several_partitions_is_none_to_set_a_group_to(cli: Cli, top
     cli("topic", "create", topic, "--partitions", "2")
     for more in ((), ("--dry-run",)):
         ran = cli("group", "reset", topic, topic, "--to", "72", "--create", *more)
-        assert ran.code == 2 and "has 2 partitions, an offset belongs to one" in ran.err
+        assert ran.code == 2 and "has 2 partitions, an offset needs --partition" in ran.err
     assert topic not in [row["group"] for row in cli("group", "list", "--json").json]
 
 

@@ -150,7 +150,7 @@ def test_damage_is_found_named_and_mended(offline: Cli, journal: Path) -> None:
     mended = offline("log", "repair", str(journal.parent), "--json")
     assert [row["lost_bytes"] > 0 for row in mended.json] == [True]
     assert offline("log", "verify", str(journal)).code == 0
-    assert "filler in the place of" in offline("log", "dump", str(journal)).out.decode()
+    assert "filler for" in offline("log", "dump", str(journal)).out.decode()
     assert "removed 1 kept original" in offline("log", "repair", str(journal), "--remove-originals").err
     assert offline("log", "repair", str(journal)).err == "nothing to repair\n"
 

@@ -37,7 +37,7 @@ def test_what_is_not_there_or_no_log_is_a_sentence(tmp_path: Path) -> None:
         checked(tmp_path / "none")
     (tmp_path / "letter.txt").touch()
     for path in (tmp_path, tmp_path / "letter.txt"):
-        with pytest.raises(click.ClickException, match="nothing to look at"):
+        with pytest.raises(click.ClickException, match="no data folder"):
             checked(path)
 
 

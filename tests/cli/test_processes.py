@@ -131,4 +131,4 @@ def test_a_change_begins_anew(tmp_path: Path) -> None:
     said: list[str] = []
     Processes(program(text), 1, say=said.append, folder=tmp_path).run()
     assert lines(log) == ["up", "up"]
-    assert said == ["A source changed: beginning anew."]
+    assert said == ["A source file changed: restarting."]

@@ -36,7 +36,7 @@ def test_stores_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert redriven(desks, Wish(), OUTPUT) == 0
     said = capsys.readouterr().err
     assert "5 dead letters sent: 4 to a, 1 to b" in said
-    assert "1 of these had been under way" in said and "2 dead letters passed over" in said
+    assert "1 of these had been sent by an interrupted redrive" in said and "2 dead letters skipped" in said
 
 
 def test_letters_of_another_broker_are_named_with_both_brokers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +89,7 @@ def test_one_that_is_cut_short_says_how_far_it_came(capsys: pytest.CaptureFixtur
     with pytest.raises(TimedOut):
         redriven(desks, Wish(), OUTPUT)
     said = capsys.readouterr().err
-    assert "7 dead letters sent" in said and "run the same again" in said
+    assert "7 dead letters sent" in said and "run the same command again" in said
     assert desks[1].wishes == []
 
 
@@ -98,7 +98,7 @@ def test_one_that_is_cut_short_says_how_far_it_came(capsys: pytest.CaptureFixtur
     [
         (BadRequest("no topic name"), False, ""),
         (UnknownTopic("no topic nosuch"), True, ""),
-        (UnknownTopic("no topic nosuch"), False, "with that mended, run the same again"),
+        (UnknownTopic("no topic nosuch"), False, "correct the cause and run the same command again"),
     ],
 )
 def test_what_cannot_succeed_is_not_to_be_run_again(
@@ -108,4 +108,4 @@ def test_what_cannot_succeed_is_not_to_be_run_again(
     with pytest.raises(TfmqError):
         redriven(desks, Wish(dry=dry), OUTPUT)
     said = capsys.readouterr().err
-    assert told in said and ("the same again" in said) == bool(told)
+    assert told in said and ("the same command again" in said) == bool(told)

@@ -77,7 +77,7 @@ def test_transactions_have_their_lines_and_an_alarm(offline: Cli, monkeypatch: p
         broker.rows += [row("d", 4, age_seconds=7200.0), row("e", 5, "heuristic_committed")]
         alarmed = offline("status")
         assert "prepared for longer than 1 h and wait for their owners: tfmq tx list" in alarmed.err
-        assert "ended by hand" in alarmed.err
+        assert "ended by an operator" in alarmed.err
         assert offline("status", "--json").json["transactions"]["alarm"] is True
 
 
@@ -103,7 +103,7 @@ def test_delayed_messages_have_their_lines_and_say_what_is_wrong(
         table = calm.out.decode()
         assert "2, 4.0 KiB, the next in 1 min 30 s at the earliest" in table
         assert "half of them within 4 ms, 99 % within 11.5 ms, all within 2 s" in table
-        assert "held up" not in calm.err and "the clock" not in calm.err
+        assert "blocked by" not in calm.err and "the clock" not in calm.err
         broker.delay |= {
             "arrivals": "I/O error",
             "held": 1_200,
@@ -112,8 +112,8 @@ def test_delayed_messages_have_their_lines_and_say_what_is_wrong(
             "ahead_ms": -3_600_000,
         }
         alarmed = offline("status").err
-        assert "delayed messages are refused, their log has stopped: I/O error" in alarmed
-        assert "1,200 delayed messages held up" in alarmed and "  orders-3: storage_stopped\n" in alarmed
+        assert "delayed messages are rejected, their log is stopped: I/O error" in alarmed
+        assert "1,200 delayed messages blocked by" in alarmed and "  orders-3: storage_stopped\n" in alarmed
         assert "1 delayed message lost by damage" in alarmed
         assert "broker time is 1 h behind the clock" in alarmed
         assert offline("status", "--json").json["delay"]["held"] == 1_200

@@ -55,7 +55,7 @@ def test_the_list_has_age_size_owner_and_topics(desk: Desk) -> None:
 
 def test_an_empty_list_is_said_in_words_or_an_empty_array(desk: Desk) -> None:
     ran = desk("list")
-    assert (ran.code, ran.out, ran.err) == (0, b"", "no transaction waits for anybody\n")
+    assert (ran.code, ran.out, ran.err) == (0, b"", "no unfinished transactions\n")
     assert desk("list", "--json").out == b"[]\n"
     assert desk("list", "--quiet") == (0, b"", "")
 
@@ -86,7 +86,10 @@ def test_members_of_a_commit_group_name_it_and_are_nobodys_alarm(desk: Desk) -> 
     ran = desk("list")
     assert "spark-stream-7" in ran.out.decode() and ran.err == ""
     ran = desk("commit", "local:5-1")
-    assert ran.code == 2 and "of the commit group spark-stream-7, whose members go together" in ran.err
+    assert (
+        ran.code == 2
+        and "of the commit group spark-stream-7, whose members are committed together" in ran.err
+    )
 
 
 def test_one_is_shown_with_its_times(desk: Desk) -> None:
@@ -99,7 +102,7 @@ def test_one_is_shown_with_its_times(desk: Desk) -> None:
 
 
 def test_a_wrong_name_gets_the_likely_one(desk: Desk) -> None:
-    assert "None waits for anybody" in desk("show", "order-42").err
+    assert "There are no unfinished ones" in desk("show", "order-42").err
     desk.put(row("order-42", 7))
     for command in (("show",), ("commit", "--yes"), ("rollback", "--yes"), ("forget",)):
         ran = desk(command[0], "order-24", *command[1:])
@@ -186,8 +189,8 @@ def test_an_operator_commits_rolls_back_and_forgets(desk: Desk) -> None:
     desk.put(row("a", 1), row("b", 2), row("c", 3, dropped=2))
     ran = desk("commit", "a", "c", "--yes")
     assert (ran.code, ran.out) == (0, b"")
-    assert "a: committed by hand\n  once its owner knows: tfmq tx forget a\n" in ran.err
-    assert "2 messages dropped: the topic is gone" in ran.err
+    assert "a: committed by hand\n  after its owner has the outcome: tfmq tx forget a\n" in ran.err
+    assert "2 messages dropped: the topic was deleted" in ran.err
     assert desk("rollback", "b", "--yes", "--json").json == [
         {"xid": "b", "epoch": 2, "state": "heuristic_rolled_back", "dropped": 0, "lost": 0, "by_hand": True}
     ]
@@ -231,7 +234,7 @@ def test_one_that_cannot_be_decided_does_not_keep_the_others(desk: Desk) -> None
     assert ran.code == 1
     assert [each["xid"] for each in ran.json] == ["b"]
     assert "tfmq: a: The transaction was rolled back" in ran.err
-    assert "tfmq: c: The transaction is in another state" in ran.err
+    assert "tfmq: c: The transaction is in the wrong state" in ran.err
     desk.broker.plan(commands.RollbackTransaction, StorageStopped("The journal of transactions has stopped."))
     ran = desk("rollback", "c", "--yes")
     assert (ran.code, ran.err) == (1, "tfmq: c: The journal of transactions has stopped.\n")
@@ -272,9 +275,7 @@ def test_a_decision_that_a_full_disk_holds_up_is_told_as_such(desk: Desk) -> Non
     desk.broker.commit_transaction = applying  # type: ignore[method-assign]
     ran = desk("commit", "a", "--yes")
     assert ran.code == 0
-    assert (
-        "a: applying by hand\n  committed; not every partition has its part yet: tfmq tx show a\n" in ran.err
-    )
+    assert "a: applying by hand\n  committed; not applied to every partition yet: tfmq tx show a\n" in ran.err
 
 
 def test_a_decision_that_the_journal_s_damage_holds_up_says_so(desk: Desk) -> None:
@@ -285,7 +286,7 @@ def test_a_decision_that_the_journal_s_damage_holds_up_says_so(desk: Desk) -> No
         return commands.CommitTransactionReply("applying", 0, [])
 
     desk.broker.commit_transaction = applying  # type: ignore[method-assign]
-    assert f"  committed; orders-0 does not have its part yet: {damage}\n" in desk("commit", "a", "--yes").err
+    assert f"  committed; not applied to orders-0 yet: {damage}\n" in desk("commit", "a", "--yes").err
     listed = desk("list")
     assert "applying, journal damaged" in listed.out.decode()
     assert "the transaction journal is damaged: stop the broker, run `tfmq log repair`" in listed.err
@@ -302,12 +303,12 @@ def test_a_loss_is_in_the_list_and_never_told_as_a_plain_success(desk: Desk) -> 
     )
     assert desk("list", "--json").json[0]["lost"] == 2
     assert "3, 2 lost" in desk("show", "a").out.decode()
-    assert "2 messages of it lost with damage" in desk("commit", "a").err, "the question says it"
+    assert "2 messages of it lost to damage" in desk("commit", "a").err, "the question says it"
     ran = desk("commit", "a", "b", "--yes")
     assert ran.code == 4 and "tfmq: a: a was not committed: 2 of its messages were lost." in ran.err
     assert "b: committed by hand" in ran.err
     ran = desk("commit", "c", "--yes")
-    assert ran.code == 4 and "1 message of it lost with damage in the transaction journal" in ran.err
+    assert ran.code == 4 and "1 message of it lost to damage in the transaction journal" in ran.err
     assert desk("commit", "a", "--yes", "--force", "--as-owner").code == 2
     ran = desk("commit", "a", "--yes", "--force", "--json")
     assert ran.code == 0 and ran.json[0]["lost"] == 2

@@ -207,7 +207,7 @@ def test_a_shell_that_starts_nothing_is_told(tmp_path: Path, monkeypatch: pytest
 def test_a_folder_with_other_things_in_it_is_not_taken(brokers: Brokers) -> None:
     (brokers.path / "todo.txt").write_text("water the flowers\n")
     (brokers.path / "todo-1").mkdir()
-    with pytest.raises(ConnectionFailed, match=r"has other things in it \(todo-1 and 1 more\)") as caught:
+    with pytest.raises(ConnectionFailed, match=r"has other files in it \(todo-1 and 1 more\)") as caught:
         Folder(str(brokers.path), brokers.start).find()
     assert not caught.value.retriable
     assert brokers.started == 0

@@ -435,7 +435,7 @@ def test_closing_with_nothing_open_says_nothing(
 
 
 def test_one_that_the_broker_forgot_is_unknown_when_taken_up(rig: TransactionRig) -> None:
-    with pytest.raises(UnknownTransaction, match="remembers no outcome"):
+    with pytest.raises(UnknownTransaction, match="no outcome of one"):
         rig.resume("nobody")
 
 

@@ -98,7 +98,7 @@ def test_a_stop_is_told_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -
         desk.turn()
     told = [each.getMessage() for each in caplog.records if "topic16-0" in each.getMessage()]
     assert len(told) == 2
-    assert "its disk failed" in told[0] or "takes no writes" in told[0]
+    assert "its disk failed" in told[0] or "accepts no writes" in told[0]
     assert told[1] == "topic16-0 accepts delayed messages again"
 
 

@@ -97,7 +97,7 @@ def test_a_message_for_later_is_found_shown_and_taken_back(desk: Desk) -> None:
     assert shown.code == 0 and "pending" in shown.out.decode() and "42" in shown.out.decode()
 
     assert desk.delay("cancel", row["handle"]).err == f"{row['handle']}: cancelled\n"
-    assert desk.waiting() == [] and desk.delay("list").err == "no message waits\n"
+    assert desk.waiting() == [] and desk.delay("list").err == "no delayed messages\n"
     assert desk.json("delay", "show", row["handle"])["state"] == "cancelled"
     assert desk.delay("cancel", row["handle"]).code == 0, "the first answer again"
     assert payloads(desk.broker.address, "reminders") == []

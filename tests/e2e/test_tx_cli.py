@@ -165,7 +165,7 @@ def test_item_27_a_decision_by_hand_persists_over_kill_9(broker: LiveServer, des
 def test_a_wrong_name_is_one_sentence_with_the_likely_one(broker: LiveServer, desk: Desk) -> None:
     for arguments in (["show", "order-24"], ["commit", "order-24", "--yes"], ["forget", "order-24"]):
         ended = desk.tx(*arguments)
-        assert ended.code == 1 and "None waits for anybody" in ended.sentence
+        assert ended.code == 1 and "There are no unfinished ones" in ended.sentence
     Owner(broker.address, "orders").prepare("order-42", b"x")
     ended = desk.tx("rollback", "order-24", "--yes")
     assert ended.code == 1 and "Did you mean 'order-42'?" in ended.sentence

@@ -1,4 +1,4 @@
-"""`tfmq bench`: what this broker does on this machine, in a few seconds."""
+"""`tfmq bench`: measure the throughput of the running broker, in a few seconds."""
 
 import time
 from typing import Any
@@ -21,13 +21,13 @@ COLUMNS = ("what", "messages", "seconds", "messages/s", "bytes/s", "µs each")
 @click.option(
     "--size", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="Bytes of each payload."
 )
-@click.option("--topic", default=None, help="Use this topic and keep it [a new one, deleted at the end].")
+@click.option("--topic", default=None, help="Use this topic and keep it [a new topic, deleted at the end].")
 @click.option(
     "--acks",
     type=click.Choice(["synced", "written"]),
     default="synced",
     show_default=True,
-    help="What an answer promises.",
+    help="When a send is acknowledged.",
 )
 @output_options
 def bench(messages: int, size: int, topic: str | None, acks: str, output: Output) -> None:
@@ -49,7 +49,7 @@ def bench(messages: int, size: int, topic: str | None, acks: str, output: Output
 
 
 def readable(found: dict[str, Any]) -> dict[str, Any]:
-    """The same row for a table, with headings that are short."""
+    """The same row for a table, with short headings."""
     return {
         **found,
         "messages/s": found["messages_per_second"],
@@ -70,6 +70,7 @@ def row(what: str, messages: int, size: int, seconds: float) -> dict[str, Any]:
 
 
 def bulk(output: Output, topic: str, messages: int, size: int, acks: str) -> float:
+    """Send `messages` in bulk; return the seconds that it took."""
     from tfmq.producer import Producer
 
     payload = b"x" * size
@@ -88,6 +89,10 @@ def bulk(output: Output, topic: str, messages: int, size: int, acks: str) -> flo
 
 
 def singles(output: Output, topic: str, size: int, acks: str) -> float:
+    """Send `SINGLES` messages, each after the ack of the one before.
+
+    Returns the seconds that it took.
+    """
     from tfmq.producer import Producer
 
     payload = b"x" * size
@@ -104,6 +109,7 @@ def singles(output: Output, topic: str, size: int, acks: str) -> float:
 
 
 def reading(output: Output, topic: str, messages: int) -> float:
+    """Read `messages` back; return the seconds that it took."""
     from tfmq.consumer import Consumer
 
     with Consumer(output.servers, topics=topic) as consumer, progress(output, "reading", messages) as advance:

@@ -1,4 +1,4 @@
-"""`tfmq delay`: messages that wait for their time: looking at them, taking them back, giving them another time."""
+"""`tfmq delay`: list, show, cancel, reschedule and count delayed messages."""
 
 import asyncio
 from collections import Counter
@@ -42,13 +42,14 @@ if TYPE_CHECKING:
 Change = Callable[["aio.Admin", str], Awaitable[dict[str, Any]]]
 
 ROWS_SHOWN = 100
-"""A person reads no more; programs get all."""
+"""Default limit of a table; JSON has all rows."""
 AT_ONCE = 200
-"""Handles that are asked about together: what is changed shares the forces of the disk."""
+"""Handles that are changed concurrently, so that their changes share fsyncs on the broker."""
 TOLD_EACH = 20
-"""Of more than so many, sentences are said only about those that are not as wanted, and the sum."""
+"""For more handles than this, print a line only for those without the wanted result, and the totals."""
 EDGES_BEYOND = 4
-"""Of the edges of one question: the ends of time, and a round time before and behind."""
+"""Edges of a query besides those of the ranges: the smallest and largest time, and a round time at either
+end."""
 
 TOO_LATE = "it was delivered already"
 NOT_KNOWN = "the broker knows no message of this handle: see docs/delay.md, “The handle” (tfmq --docs)"
@@ -60,22 +61,22 @@ def delay() -> None:
 
 
 def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that list and histogram have in common: which messages."""
+    """Add the options that `list` and `histogram` share: which messages."""
     for option in (
-        click.option("--to", "end", type=Moment(), help="Only those that are due before this time."),
+        click.option("--to", "end", type=Moment(), help="Only messages that are due before this time."),
         click.option(
             "--from",
             "first",
             type=Moment(),
-            help="Only those that are due from this time on; +1h is a time too. Without a zone: local time.",
+            help="Only messages that are due from this time on, such as +1h. Without a zone: local time.",
         ),
-        click.option("--topic", shell_complete=main.topics, help="Only those for this topic."),
+        click.option("--topic", shell_complete=main.topics, help="Only messages for this topic."),
     ):
         command = option(command)
     return command
 
 
-# Looking
+# Queries
 
 
 @delay.command(
@@ -85,8 +86,10 @@ def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
     "  tfmq delay list --json | jq -r .[].handle",
 )
 @chosen
-@click.option("--partition", type=click.IntRange(min=0), help="Only those for this partition of the topic.")
-@click.option("-k", "--key", help="Only those with this key.")
+@click.option(
+    "--partition", type=click.IntRange(min=0), help="Only messages for this partition of the topic."
+)
+@click.option("-k", "--key", help="Only messages with this key.")
 @click.option("--after", metavar="HANDLE", help="List from the message after this one.")
 @click.option(
     "-n",
@@ -105,11 +108,11 @@ def list_command(
     count: int | None,
     output: Output,
 ) -> None:
-    """List the messages that wait for their time, in the order in which they will be delivered."""
+    """List the delayed messages, in the order in which they will be delivered."""
     from tfmq.admin import Admin
 
     if partition is not None and topic is None:
-        raise click.UsageError("say with --topic whose partition that is")
+        raise click.UsageError("--partition needs --topic")
     in_order(first, end)
     with Admin(output.existing) as admin, hinting(admin, topic):
         found = every(admin, topic, partition, key, first, end, None if after is None else checked(after))
@@ -122,7 +125,7 @@ def list_command(
     if not rows:
         where = "" if topic is None else f" for {printable(topic)}"
         chosen_of = any(each is not None for each in (first, end, partition, key, after))
-        output.say(f"no message waits{where}{', of those that you asked for' if chosen_of else ''}")
+        output.say(f"no delayed messages{where}{' match the options' if chosen_of else ''}")
     else:
         output.rows([readable(each, now_ms) for each in rows[:most]], COLUMNS, "", BARE)
     if len(rows) > most:
@@ -132,7 +135,7 @@ def list_command(
 
 
 def in_order(first: datetime | None, end: datetime | None) -> None:
-    """Raises UsageError for a range that ends before it begins."""
+    """Raise UsageError for a range that ends before it begins."""
     if first is not None and end is not None and end <= first:
         raise click.UsageError("--to should be later than --from")
 
@@ -143,7 +146,7 @@ def in_order(first: datetime | None, end: datetime | None) -> None:
 @click.argument("handle", shell_complete=offered)
 @output_options
 def show(handle: str, output: Output) -> int:
-    """Show what became of a delayed message, or when it will be delivered, and where."""
+    """Show the state of a delayed message, its due time, and its partition."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
@@ -156,20 +159,20 @@ def show(handle: str, output: Output) -> int:
     return 0
 
 
-# Taking back, and another time
+# Changes
 
 
 @delay.command(
-    short_help="Take delayed messages back.",
+    short_help="Cancel delayed messages.",
     epilog="\b\nExamples:\n  tfmq delay cancel dci2fm6e2xtppaaaaaaaakaaaaaaaaam2us3lumaaaaaaaaaaaauz45wyh4\n"
     "  tfmq delay list --topic reminders --json | jq -r .[].handle | xargs tfmq delay cancel",
 )
 @click.argument("handles", metavar="HANDLE...", nargs=-1, required=True, shell_complete=offered)
 @output_options
 def cancel(handles: tuple[str, ...], output: Output) -> int:
-    """Take delayed messages back: none of those that are told as cancelled will be delivered.
+    """Cancel delayed messages: those that are reported as cancelled will never be delivered.
 
-    The exit code is 1 if one of them was delivered already, or is not known.
+    The exit code is 1 if one of them was delivered before, or is unknown.
     """
 
     async def take_back(admin: "aio.Admin", handle: str) -> dict[str, Any]:
@@ -179,7 +182,7 @@ def cancel(handles: tuple[str, ...], output: Output) -> int:
 
 
 @delay.command(
-    short_help="Give delayed messages another time.",
+    short_help="Change the due time of delayed messages.",
     epilog="\b\nExamples:\n"
     "  tfmq delay reschedule dci2fm6e2xtppaaaaaaaakaaaaaaaaam2us3lumaaaaaaaaaaaauz45wyh4 --delay 1h\n"
     "  tfmq delay reschedule HANDLE --at 2027-01-01T09:00+01:00",
@@ -193,12 +196,12 @@ def cancel(handles: tuple[str, ...], output: Output) -> int:
 )
 @output_options
 def reschedule(handles: tuple[str, ...], seconds: float | None, at: datetime | None, output: Output) -> int:
-    """Give delayed messages another time. Each has a new handle then, which is printed.
+    """Change the due time of delayed messages. Each gets a new handle, which is printed.
 
-    The exit code is 1 if one of them was delivered or cancelled already, or is not known.
+    The exit code is 1 if one of them was delivered or cancelled before, or is unknown.
     """
     if (seconds is None) == (at is None):
-        raise click.UsageError("say when: --delay or --at, one of them")
+        raise click.UsageError("give either --delay or --at")
 
     async def move(admin: "aio.Admin", handle: str) -> dict[str, Any]:
         done = await admin.reschedule(handle, seconds, deliver_at=at)
@@ -210,17 +213,21 @@ def reschedule(handles: tuple[str, ...], seconds: float | None, at: datetime | N
 
 
 def all_checked(handles: Sequence[str]) -> list[str]:
-    """The handles. Raises BadRequest for the first typo, before anything is done with the others."""
+    """Return the handles.
+
+    Raises BadRequest for the first mistyped one, before any change is made.
+    """
     try:
         return [checked(handle) for handle in handles]
     except BadRequest as error:
-        raise (
-            error if len(handles) == 1 else BadRequest(f"{error} Nothing was done with the others.")
-        ) from None
+        raise (error if len(handles) == 1 else BadRequest(f"{error} The others were not changed.")) from None
 
 
 async def each_of(output: Output, handles: Sequence[str], change: Change, wanted: str) -> int:
-    """Does it to all of them, whatever becomes of others; 1 if one of them is not as wanted."""
+    """Apply `change` to all handles, also after failures.
+
+    Return 1 if one has not the state `wanted`.
+    """
     from tfmq import aio
 
     rows: list[dict[str, Any]] = []
@@ -247,7 +254,7 @@ async def each_of(output: Output, handles: Sequence[str], change: Change, wanted
     elif len(handles) > 1:
         sums = Counter(row["state"] for row in rows)
         output.say(
-            ", ".join(f"{count:,} {state}" for state, count in sums.most_common()) or "nothing was done"
+            ", ".join(f"{count:,} {state}" for state, count in sums.most_common()) or "nothing was changed"
         )
     if lost is not None:
         raise lost
@@ -255,8 +262,9 @@ async def each_of(output: Output, handles: Sequence[str], change: Change, wanted
 
 
 def tell(output: Output, handle: str, row: dict[str, Any], briefly: bool = False) -> None:
-    """What became of one: a new handle on standard output, for programs too; the sentence on standard error, unless
-    `briefly`.
+    """Print the result for one handle: a new handle on standard output, the sentence on standard error.
+
+    `briefly`: without the sentence. The handle is on standard output so that programs can read it.
     """
     state = row["state"]
     if state == "rescheduled" and not output.json:
@@ -270,11 +278,11 @@ def tell(output: Output, handle: str, row: dict[str, Any], briefly: bool = False
     output.say(f"{handle}: {state}{why}")
 
 
-# Counting
+# Histogram
 
 
 @delay.command(
-    short_help="Count them by the time at which they are due.",
+    short_help="Count delayed messages by due time.",
     epilog="\b\nExamples:\n  tfmq delay histogram\n  tfmq delay histogram --topic reminders --to +1h --every 5m\n"
     "  tfmq delay histogram --json | jq .pending",
 )
@@ -286,7 +294,7 @@ def tell(output: Output, handle: str, row: dict[str, Any], briefly: bool = False
 def histogram(
     topic: str | None, first: datetime | None, end: datetime | None, every: float | None, output: Output
 ) -> None:
-    """Count the messages that wait, by the time at which they are due, and draw it."""
+    """Count the delayed messages by due time, and print a bar for each range."""
     from tfmq.admin import Admin
 
     in_order(first, end)
@@ -305,7 +313,7 @@ def histogram(
         ]
         output.object({"pending": pending, "before": before, "behind": behind, "ranges": ranges})
     elif not edges:
-        output.say("no message waits" + (" in this time" if first or end else ""))
+        output.say("no delayed messages" + (" in this time" if first or end else ""))
     else:
         if not output.quiet:
             draw(edges, inside, now_ms)
@@ -313,7 +321,7 @@ def histogram(
 
 
 def apart(counts: Sequence[int], edges: Sequence[int]) -> tuple[int, Sequence[int]]:
-    """Of counts from the beginning to the end of time: how many before the edges, and those between them."""
+    """Split counts over all time: (how many are before the edges, the counts between the edges)."""
     if not edges:
         return sum(counts), ()
     first = int(edges[0] > 0)
@@ -328,7 +336,10 @@ def edges_for(
     end: datetime | None,
     every: float | None,
 ) -> list[int]:
-    """The edges of the ranges; [] where no message waits. Raises UsageError for more than can be counted."""
+    """Return the edges of the ranges; [] without messages.
+
+    Raises UsageError for too many ranges.
+    """
     low = 0 if first is None else milliseconds(first)
     high = TOP if end is None else milliseconds(end)
 
@@ -355,7 +366,7 @@ def milliseconds(time: datetime) -> int:
 def summary(
     output: Output, before: int, inside: Sequence[int], behind: int, edges: Sequence[int], now_ms: int
 ) -> None:
-    """What the bars do not show."""
+    """Print what the bars do not show."""
     last = f"{time_text(edges[-1])} ({distance(edges[-1] - now_ms)})"
     output.say(f"{counted(sum(inside), 'message')} in these ranges; end of the last: {last}")
     if before:

@@ -1,4 +1,4 @@
-"""Delayed messages as the command line shows them: rows, times as people read them, bars in a terminal."""
+"""Delayed messages in the command line: rows, times for people, and histograms."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ HEADINGS: Final = ("due from", "", "messages")
 BAR_WIDTH_MIN: Final = 10
 BAR_WIDTH: Final = 40
 BETWEEN_COLUMNS: Final = 10
-"""Letters that a table takes itself."""
+"""Characters that a table adds to its texts."""
 KEY_SHOWN: Final = 40
-"""Letters; a key may have 64 KiB."""
+"""Maximum characters of a key in a table; a key may have 64 KiB."""
 
 
 def every(
@@ -46,7 +46,7 @@ def every(
     end: datetime | None,
     after: str | None,
 ) -> Iterator[DelayedDescription]:
-    """All of them in the order of delivery, a page at a time."""
+    """Yield all matching messages in the order of delivery, one page per request."""
     while True:
         page = admin.delayed(
             topic, partition=partition, key=key, first=first, end=end, after=after, limit=PAGE
@@ -59,7 +59,7 @@ def every(
 
 @contextmanager
 def hinting(admin: Admin, topic: str | None) -> Iterator[None]:
-    """For what asks about a topic: where there is none of that name, UnknownTopic names the nearest."""
+    """Add the nearest topic name to an UnknownTopic of the enclosed calls."""
     try:
         yield
     except UnknownTopic:
@@ -69,19 +69,19 @@ def hinting(admin: Admin, topic: str | None) -> Iterator[None]:
 
 
 def broker_now(admin: Admin) -> int:
-    """Broker time, by which messages are due, in ms since 1970."""
+    """Return broker time, by which messages become due, in ms since 1970."""
     delay = admin.status().get("delay") or {}
     return int(delay.get("now_ms") or admin.ping())
 
 
 def checked(handle: str) -> str:
-    """The handle. Raises BadRequest for a typo, before anything is done with the others."""
+    """Return the handle. Raises BadRequest for a mistyped one, before any change is made."""
     parse_handle(handle)
     return handle
 
 
 def counted_between(admin: Admin, topic: str | None, edges: Sequence[int]) -> tuple[list[int], int]:
-    """How many are due between each edge (in ms) and the next, and how many wait in all."""
+    """Return how many messages are due between each edge (ms) and the next, and the total number."""
     known = sorted({exact(edge) for edge in edges})
     found = admin.delayed_histogram([as_moment(edge) for edge in known], topic)
     counts = dict(zip(known, found.counts, strict=False))
@@ -90,7 +90,7 @@ def counted_between(admin: Admin, topic: str | None, edges: Sequence[int]) -> tu
 
 
 def exact(edge: int) -> int:
-    """Behind the calendar edges are whole seconds: only datetimes name a ms without rounding."""
+    """Round an edge after the year 9999 to seconds: only datetimes represent a ms exactly."""
     return edge if edge <= BORN_MS_MAX else edge // 1_000 * 1_000
 
 
@@ -104,11 +104,11 @@ handles: Final = main.offered(
         for each in admin.delayed(limit=main.ITEMS)
     )
 )
-"""What the shell offers."""
+"""Shell completion of handles."""
 
 
 def row_of(found: DelayedDescription) -> dict[str, Any]:
-    """As programs get it: times in ms since 1970, and as ISO times where the calendar has them."""
+    """Return the row for JSON: times in ms since 1970, and as ISO times where `datetime` supports them."""
     row = {name: None if value == -1 else value for name, value in found._asdict().items()}
     row["topic"] = found.topic or None
     row.pop("details")
@@ -116,7 +116,7 @@ def row_of(found: DelayedDescription) -> dict[str, Any]:
 
 
 def readable(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
-    """As a table shows it."""
+    """Return the row for a table."""
     return {
         "due": time_text(found.due_ms),
         "in": distance(found.due_ms - now_ms),
@@ -130,7 +130,7 @@ def readable(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
 
 
 def everything(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
-    """All that is known of one, as `show` has it: what says nothing is left out."""
+    """Return all known values of a message for `show`, without empty ones."""
     rows = {
         "state": found.state,
         **readable(found, now_ms),
@@ -146,7 +146,7 @@ def everything(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
 
 
 def shortened(key: bytes | str | None) -> str | None:
-    """A key as a person reads it."""
+    """Return a key for a table, shortened."""
     if key is None:
         return None
     text = printable(key.decode(errors="backslashreplace") if isinstance(key, bytes) else key)
@@ -157,13 +157,13 @@ def shortened(key: bytes | str | None) -> str | None:
 
 
 def due_of(handle: str | None) -> dict[str, Any]:
-    """When a message is due, as its handle says it."""
+    """Return the due time that the handle contains."""
     due_ms = parse_handle(handle).due if handle else None
     return {"due_ms": due_ms, "due": iso_text(-1 if due_ms is None else due_ms)}
 
 
 def distance(ms: int) -> str:
-    """From now: 'in 2 h 5 min', 'now', '3 s ago'."""
+    """Return a time relative to now: 'in 2 h 5 min', 'now', '3 s ago'."""
     if ms == 0:
         return "now"
     return f"in {age_text(ms / 1_000)}" if ms > 0 else f"{age_text(-ms / 1_000)} ago"
@@ -173,7 +173,10 @@ def distance(ms: int) -> str:
 
 
 def draw(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
-    """A range a line, with a bar as long as it has messages; the longest fills the place."""
+    """Print one line for each range, with a bar in proportion to its messages.
+
+    The longest fills the width.
+    """
     from rich.bar import Bar
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -186,7 +189,7 @@ def draw(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
     most, width = max(counts, default=0), bar_width(rows, console.width)
     console.width = max(
         console.width, sum(text_widths(rows)) + width + BETWEEN_COLUMNS
-    )  # no column is left out
+    )  # wide enough that rich omits no column
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading, size in zip(HEADINGS, text_widths(rows), strict=True):
         table.add_column(heading, justify="right" if heading == "messages" else "left", min_width=size)
@@ -199,33 +202,30 @@ def draw(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
 
 
 def text_widths(rows: Sequence[tuple[str, str, str]]) -> list[int]:
-    """Letters of the longest text of each column."""
+    """Return the length of the longest text of each column."""
     return [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
 
 
 def bar_width(rows: Sequence[tuple[str, str, str]], terminal: int) -> int:
-    """What the texts leave of a line."""
+    """Return the characters of a line that remain for the bar."""
     return max(BAR_WIDTH_MIN, min(BAR_WIDTH, terminal - sum(text_widths(rows)) - BETWEEN_COLUMNS))
 
 
 def sliver(count: int, most: int, width: int) -> float:
-    """A bar's end; what is there at all has an eighth of a letter, and can be seen."""
+    """Return the end of a bar in eighths of a character.
+
+    A range with messages gets at least one eighth.
+    """
     return max(count, most / (8 * width)) if count else 0
 
 
-# Ranges of time that show when messages are due; pure.
-#
-# Nobody knows beforehand whether they come in the next second or in ten years, so it is looked for: `sensible_edges`
-# asks how many there are between edges that grow with the distance from now, then looks closer at where nearly all of
-# them are, and answers round steps over that. Where these would put nearly all into one bar, the steps grow instead.
-
 Ask = Callable[[Sequence[int]], Sequence[int]]
-"""From edges, ascending, in ms since 1970: how many messages are due between each and the next."""
+"""Returns, for ascending edges in ms since 1970, how many messages are due between each edge and the next."""
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 YEAR = 365 * DAY
 MONDAY: Final = datetime(1970, 1, 5)
-"""Steps of weeks, and others that do not go into a day, are counted from here, by the clock of this place."""
+"""Steps of weeks, and others that do not divide a day, are counted from this date in local time."""
 STEPS: Final[tuple[int, ...]] = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500),
     *(SECOND * n for n in (1, 2, 5, 10, 15, 30)),
@@ -234,28 +234,35 @@ STEPS: Final[tuple[int, ...]] = (
     *(DAY * n for n in (1, 2, 7, 14, 30, 90)),
     *(YEAR * n * 10**zeros for zeros in range(9) for n in (1, 2, 5)),
 )
-"""Round spans of time, in ms."""
+"""Round time spans, in ms."""
 LADDER: Final[tuple[int, ...]] = (
     *(0, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 6 * HOUR),
     *(DAY, 7 * DAY, 30 * DAY, YEAR, 10 * YEAR, 100 * YEAR),
 )
-"""Distances from now, each some times as far as the one before."""
+"""Distances from now, each a multiple of the one before."""
 ROWS: Final = 20
-"""As many ranges as a terminal shows at once."""
+"""Maximum number of ranges on a terminal."""
 TOP: Final = ((1 << 63) - 1) // SECOND * SECOND
-"""The end of time, to the second; what is due behind it is not asked for."""
+"""The largest due time that can be queried, in whole seconds."""
 
 LEFT_OUT: Final = 0.005
-"""This part of all, at either end, does not stretch the ranges, in each of two looks: one message in ten years, say."""
+"""The share of all messages that is ignored at each end of a range, so that one message in ten years does not
+stretch the ranges. Applied twice."""
 HEAP: Final = 0.8
-"""With this part of all in one of many ranges, the others show nothing."""
+"""If one of many ranges has at least this share of all messages, the others show no detail."""
 NOTCHES_PER_DOUBLING: Final = 8
 CLOSER: Final = 1_000
-"""Into so many parts is divided what is looked at closer."""
+"""Number of parts into which the range with most messages is divided."""
 
 
 def sensible_edges(ask: Ask, now: int, first: int = 0, end: int = TOP) -> list[int]:
-    """Edges of ranges between `first` and `end` that show something, with nearly all messages; [] if there are none."""
+    """Return edges between `first` and `end` that cover nearly all messages; [] without messages.
+
+    The times are not known in advance: the messages may be due in the next second or in ten years. So this
+    queries counts between edges that grow with the distance from now, then divides the range with nearly all
+    messages, and returns round steps over that range. If nearly all messages would be in one bar, the steps
+    grow with the distance instead.
+    """
     low, high = first, end
     for edges in (notches(now, first, end), None):
         closer = parts(low, high, CLOSER) if edges is None else edges
@@ -265,7 +272,7 @@ def sensible_edges(ask: Ask, now: int, first: int = 0, end: int = TOP) -> list[i
         low, high = spread(closer, counts)
     step = step_of(high - low)
     if low >= now:
-        first = max(first, now)  # a round time before now would look as if something were late
+        first = max(first, now)  # a range that starts before now would suggest late messages
     even = even_edges(low, high, step, first, end)
     counts = ask(even)
     if len(counts) > 2 and max(counts) > HEAP * sum(counts):
@@ -276,7 +283,7 @@ def sensible_edges(ask: Ask, now: int, first: int = 0, end: int = TOP) -> list[i
 
 
 def ladder(now: int, low: int, high: int, first: int, end: int) -> list[int]:
-    """Edges that lie the farther from each other the farther they are from now, around `low` and `high`."""
+    """Return edges around `low` and `high` whose distances grow with the distance from now."""
     steps = [now + each for each in LADDER]
     lowest = max((each for each in steps if each <= low), default=low)
     highest = min((each for each in steps if each >= high), default=high)
@@ -284,31 +291,31 @@ def ladder(now: int, low: int, high: int, first: int, end: int) -> list[int]:
 
 
 def heaviest(edges: Sequence[int], counts: Sequence[int]) -> int:
-    """How long the range with the most is."""
+    """Return the length of the range with the most messages."""
     row = list(counts).index(max(counts))
     return edges[row + 1] - edges[row]
 
 
 def notches(now: int, low: int, high: int) -> list[int]:
-    """Edges from `low` to `high` that lie the closer the nearer they are to now."""
+    """Return edges from `low` to `high` that are closer together near now."""
     distances = [int(2 ** (notch / NOTCHES_PER_DOUBLING)) for notch in range(63 * NOTCHES_PER_DOUBLING)]
     before = (now - each for each in reversed(distances) if each < now)
     return within([*before, now, *(now + each for each in distances)], low, high)
 
 
 def within(edges: Sequence[int], low: int, high: int) -> list[int]:
-    """`low`, those of the edges that lie between, `high`."""
+    """Return `low`, the edges between, and `high`."""
     return [low, *sorted({edge for edge in edges if low < edge < high}), high]
 
 
 def parts(low: int, high: int, count: int) -> list[int]:
-    """Edges of `count` equal parts, of fewer where a part would be shorter than a ms."""
+    """Return edges of `count` equal parts; fewer if a part would be shorter than a ms."""
     count = min(count, high - low)
     return [low + (high - low) * part // count for part in range(count + 1)]
 
 
 def spread(edges: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
-    """From which edge to which nearly all of them are."""
+    """Return the first and the last edge of the ranges that have nearly all messages."""
     sums = list(accumulate(counts))
     outside = int(sums[-1] * LEFT_OUT)
     lowest = bisect_left(sums, outside + 1)
@@ -317,12 +324,12 @@ def spread(edges: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
 
 
 def step_of(span: int, rows: int = ROWS) -> int:
-    """The shortest round step that goes into the span at most so many times."""
+    """Return the shortest round step that divides the span into at most `rows` ranges."""
     return next((step for step in STEPS if step * rows >= span), STEPS[-1])
 
 
 def even_edges(low: int, high: int, step: int, first: int = 0, end: int = TOP) -> list[int]:
-    """Edges at round times in steps of `step`, around `low` and `high`, not beyond `first` and `end`."""
+    """Return edges at multiples of `step` around `low` and `high`, within `first` and `end`."""
     edges = [floor(low, step)]
     while edges[-1] < high:
         edges.append(next_edge(edges[-1], step))
@@ -330,8 +337,9 @@ def even_edges(low: int, high: int, step: int, first: int = 0, end: int = TOP) -
 
 
 def floor(time: int, step: int) -> int:
-    """The round time at or before, by the clock of this place: days begin at midnight, weeks on Monday. It is counted
-    from a fixed time, so that ranges that are asked for a minute later have the same edges.
+    """Round down to a multiple of `step` in local time: days begin at midnight, weeks on Monday.
+
+    Counted from a fixed time, so that a query a minute later has the same edges.
     """
     local = local_time(time)
     if local is None:
@@ -349,7 +357,7 @@ def floor(time: int, step: int) -> int:
 
 
 def next_edge(edge: int, step: int) -> int:
-    """One step on; days and years are those of the calendar."""
+    """Return the edge one step later; days and years are those of the calendar."""
     local = local_time(edge)
     if step < DAY or local is None:
         return edge + step
@@ -362,7 +370,7 @@ def next_edge(edge: int, step: int) -> int:
 
 
 def local_time(time: int) -> datetime | None:
-    """In the zone of this machine, without naming it; None beyond the calendar, which ends with the year 9999."""
+    """Return the naive local time; None after the year 9999."""
     try:
         return datetime.fromtimestamp(time / 1_000)
     except (ValueError, OverflowError, OSError):

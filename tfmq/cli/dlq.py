@@ -1,6 +1,6 @@
-"""`tfmq dlq`: dead letters, messages whose handling failed.
+"""`tfmq dlq`: dead letters, which are messages whose handling failed.
 
-All but redrive works without a broker; where the store is a topic, nothing does.
+All commands but redrive work without a broker, unless the store is a topic.
 """
 
 from __future__ import annotations
@@ -28,28 +28,26 @@ if TYPE_CHECKING:
     from tfmq.dead_letters.redrive import Report, Wish
 
 
-# What the commands of `tfmq dlq` have in common: which stores and letters are meant, and how a letter is shown.
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 STATES = ("failing", "waiting", "retrying", "dead", "redriving", "redriven", "handled", "dropped")
 OPEN = ("failing", "waiting", "retrying", "dead", "redriving")
-"""What somebody, or something, has still to look after."""
+"""States that still need an action of a person or a program."""
 ERROR_CHARACTERS = 60
 COLUMNS = ("id", "state", "group", "broker", "message", "key", "calls", "kept", "error")
 BROKER_CHARACTERS = 8
-"""Of a broker's id, in a table; enough to tell those of one person's machine from each other."""
+"""Characters of a broker id in a table; enough to distinguish a few brokers."""
 
 
 class Choice(NamedTuple):
-    """What the user chose: a store or None for all of this user's, and which letters."""
+    """The user's filters: a store, or None for all stores of this user, and which letters."""
 
     store: str | None
     group: str | None
     filters: Mapping[str, Any]
 
     def selection(self, states: Sequence[str] = (), ids: Sequence[str] = ()) -> Selection:
-        """The letters that are meant; `states` where the user named none."""
+        """Return the selection of letters; `states` applies if the user named no state."""
         from tfmq.dead_letters.model import Selection
 
         given = {name: value for name, value in self.filters.items() if value is not None}
@@ -62,19 +60,21 @@ class Choice(NamedTuple):
 
     @property
     def narrows(self) -> bool:
-        """Whether it says anything about the letters."""
+        """Whether any filter of letters is set."""
         return self.group is not None or any(value not in (None, ()) for value in self.filters.values())
 
 
 def store_options(command: Function) -> Function:
-    """--store and --group; the command gets a `choice`."""
+    """Add --store and --group; the command gets a `choice`."""
 
     @click.option(
         "--store",
         metavar="PATH|URL|topic:NAME",
-        help="Where the dead letters are [all below ~/.local/state/tfmq].",
+        help="The dead-letter store [all below ~/.local/state/tfmq].",
     )
-    @click.option("-g", "--group", shell_complete=main.groups, help="Only those of this consumer group.")
+    @click.option(
+        "-g", "--group", shell_complete=main.groups, help="Only dead letters of this consumer group."
+    )
     @functools.wraps(command)
     def wrapped(*args: Any, store: str | None, group: str | None, **kwargs: Any) -> Any:
         names = ("states", "topic", "partition", "key", "tag", "error", "since", "until")
@@ -85,15 +85,21 @@ def store_options(command: Function) -> Function:
 
 
 def filter_options(command: Function) -> Function:
-    """What letters are chosen by, as arguments of the choice."""
+    """Add the filters of letters to the `choice`."""
     options = (
-        click.option("--topic", shell_complete=main.topics, help="Only those that came from this topic."),
-        click.option("--partition", type=click.IntRange(min=0), help="Only those of this partition."),
-        click.option("-k", "--key", help="Only those with this key."),
-        click.option("-t", "--tag", help="Only those with this tag."),
-        click.option("--error", metavar="TEXT", help="Only those whose last error has this text in it."),
-        click.option("--since", type=Moment(), help="Only those kept from this time on; -1h is a time too."),
-        click.option("--until", type=Moment(), help="Only those kept before this time."),
+        click.option("--topic", shell_complete=main.topics, help="Only dead letters from this topic."),
+        click.option(
+            "--partition", type=click.IntRange(min=0), help="Only dead letters from this partition."
+        ),
+        click.option("-k", "--key", help="Only dead letters with this key."),
+        click.option("-t", "--tag", help="Only dead letters with this tag."),
+        click.option(
+            "--error", metavar="TEXT", help="Only dead letters whose last error contains this text."
+        ),
+        click.option(
+            "--since", type=Moment(), help="Only dead letters stored from this time on, such as -1h."
+        ),
+        click.option("--until", type=Moment(), help="Only dead letters stored before this time."),
     )
     for option in reversed(options):
         command = option(command)
@@ -101,7 +107,7 @@ def filter_options(command: Function) -> Function:
 
 
 def state_option(command: Function) -> Function:
-    """--state, which may be repeated."""
+    """Add --state, which may be repeated."""
     return click.option(
         "--state",
         "states",
@@ -114,7 +120,7 @@ def state_option(command: Function) -> Function:
 
 @contextmanager
 def desks(choice: Choice, output: Output) -> Iterator[list[Desk]]:
-    """The stores that are meant, open. Raises `TfmqError` for one that was named and is not there."""
+    """Open the stores of the choice. Raises `TfmqError` for a named store that does not exist."""
     from tfmq.dead_letters.admin import Desk, default_stores
 
     with ExitStack() as stack:
@@ -129,19 +135,22 @@ def desks(choice: Choice, output: Output) -> Iterator[list[Desk]]:
 
 
 def none_there(choice: Choice) -> str:
-    """What a person reads where there is nothing."""
-    return f"none that is asked for is kept at {place_of(choice)}; another place: --store PATH, URL or topic:NAME"
+    """Return the sentence for an empty result."""
+    return f"no matching dead letters in {place_of(choice)}; another place: --store PATH, URL or topic:NAME"
 
 
 def place_of(choice: Choice) -> str:
-    """Where was looked."""
+    """Return which stores were searched."""
     from tfmq.dead_letters.store import state_folder
 
     return choice.store or str(state_folder())
 
 
 def known(desks: Sequence[Desk], id: str, choice: Choice) -> tuple[Desk, Letter]:
-    """The one letter whose id begins so, and its store. Raises `TfmqError` where there is none, or more."""
+    """Return the one letter whose id begins with `id`, and its store.
+
+    Raises `TfmqError` for none or several.
+    """
     found = [(desk, letter) for desk in desks for letter in desk.starting_with(id)]
     if len(found) == 1:
         return found[0]
@@ -154,7 +163,10 @@ def known(desks: Sequence[Desk], id: str, choice: Choice) -> tuple[Desk, Letter]
 
 
 def row_of(letter: Letter) -> dict[str, Any]:
-    """As JSON has it: everything but body and tracebacks. Times are ISO 8601 in UTC, null for none."""
+    """Return the row for JSON, without body and tracebacks.
+
+    Times are ISO 8601 in UTC, null for none.
+    """
     from tfmq.dead_letters.model import key_text, moment_text
 
     return {
@@ -185,7 +197,7 @@ def row_of(letter: Letter) -> dict[str, Any]:
 
 
 def readable(letter: Letter) -> dict[str, str]:
-    """As a table has it."""
+    """Return the row for a table."""
     row = row_of(letter)
     return {
         "id": printable(letter.id),
@@ -201,19 +213,22 @@ def readable(letter: Letter) -> dict[str, str]:
 
 
 def everything(letter: Letter) -> dict[str, Any]:
-    """What `show` prints of it in two columns: all but its body and its failures, with times as people read them."""
+    """Return the fields that `show` prints in two columns, without body and failures."""
     row = {key: printable(each) if isinstance(each, str) else each for key, each in row_of(letter).items()}
     times = ("kept", "changed", "next", "appended")
     return row | {f"{name}_at": time_text(getattr(letter, f"{name}_ms") or None) for name in times}
 
 
 def shortened(error: str) -> str:
-    """As much of it as a table takes, and a sign that there is more."""
+    """Return the error for a table, shortened with "..."."""
     return error if len(error) <= ERROR_CHARACTERS else f"{error[: ERROR_CHARACTERS - 3]}..."
 
 
 def whole_row(letter: Letter) -> dict[str, Any]:
-    """Everything, with the message as `read --json` has it (so that `send --json` takes it), and the history."""
+    """Return all fields with the message as in `read --json`.
+
+    `send --json` accepts these fields. Includes the history of failures.
+    """
     from tfmq.dead_letters.model import moment_text
 
     row = {
@@ -222,11 +237,11 @@ def whole_row(letter: Letter) -> dict[str, Any]:
     }
     for failure in row["failures"]:
         del failure["at_ms"]
-    if letter.body is None:  # it was too large for its store, and is gone from its topic
+    if letter.body is None:  # the message was too large for its store, and was deleted from its topic
         return row
     try:
         message = as_row(letter.message())
-    except DecodeFailed:  # its attribute is what was wrong with it
+    except DecodeFailed:  # the attribute may have been the cause of the failure
         message = as_row(letter.message()._replace(attribute=None))
         message["attribute_hex"] = ((letter.body and letter.body.attribute) or b"").hex()
     del message["id"]
@@ -234,7 +249,7 @@ def whole_row(letter: Letter) -> dict[str, Any]:
 
 
 ROWS_SHOWN = 100
-"""A person reads no more; programs get all."""
+"""Default limit of a table; JSON has all rows."""
 NOT_DONE = 1
 STANDARD_OUTPUT = Path("-")
 
@@ -244,7 +259,7 @@ def dlq() -> None:
     """Dead letters: list, show, retry, drop, export, redrive."""
 
 
-# Looking
+# Queries
 
 
 @dlq.command(
@@ -256,11 +271,11 @@ def dlq() -> None:
 @state_option
 @filter_options
 @click.option(
-    "-n", "count", type=click.IntRange(min=1), help=f"At most so many [a table: {ROWS_SHOWN}; JSON: all]."
+    "-n", "count", type=click.IntRange(min=1), help=f"At most this many [a table: {ROWS_SHOWN}; JSON: all]."
 )
 @output_options
 def list_command(choice: Choice, count: int | None, output: Output) -> None:
-    """List the dead letters, the oldest first; without --state those that wait for somebody or something."""
+    """List the dead letters, the oldest first; without --state those that need an action."""
     with desks(choice, output) as found:
         letters = (each for desk in found for each in desk.letters(choice.selection(OPEN)))
         if output.json:
@@ -272,7 +287,7 @@ def list_command(choice: Choice, count: int | None, output: Output) -> None:
             [readable(each) for each in shown[:most]], COLUMNS, none_there(choice), ("state", "message")
         )
         if len(shown) > most:
-            output.say("there are more: -n, or narrow it with --topic, --error, --since ...")
+            output.say("there are more: use -n, or filter with --topic, --error, --since ...")
 
 
 @dlq.command(epilog="\b\nExample:\n  tfmq dlq show 3f2a")
@@ -310,11 +325,13 @@ def show(id: str, choice: Choice, output: Output) -> None:
     "--output",
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Into this file [standard output].",
+    help="Write to this file [standard output].",
 )
 @output_options
 def export(choice: Choice, path: Path | None, output: Output) -> None:
-    """Print dead letters whole, one JSON object a line (with --json one array), as `tfmq send --json` reads them."""
+    """Print dead letters with their messages, one JSON object per line (with --json one array), as `tfmq
+    send --json` reads them.
+    """
     number = 0
     path = None if path == STANDARD_OUTPUT else path
     with desks(choice, output) as found:
@@ -337,20 +354,24 @@ def export(choice: Choice, path: Path | None, output: Output) -> None:
 
 
 def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> int:
-    """Write them into a file, as a whole: beside it, and in its place when all are there. None: it is left alone."""
+    """Write the rows to a temporary file that replaces `path` at the end. Returns their number.
+
+    Without rows, the file remains unchanged.
+    """
     first = next(rows, None)
     if first is None:
         return 0
     number, before = 0, "[" if as_array else ""
-    if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing is lost there
+    # a device or a pipe, such as /dev/stdout, is written directly: there is nothing to lose
+    if path.exists() and not path.is_file():
         path, beside = path, path
     else:
-        path = path.resolve()  # what a link names is replaced, and not the link
+        path = path.resolve()  # replace the target of a link, not the link
         beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("w") as file:
             if beside != path and path.exists():
-                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)  # who may read it, may read it again
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)  # keep the permissions of the old file
             for row in chain([first], rows):
                 number += 1
                 file.write(f"{before}{dumps(row)}" if as_array else f"{dumps(row)}\n")
@@ -368,13 +389,13 @@ def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> in
     return number
 
 
-# Changing
+# Changes
 
 
 def chosen_options(command: Any) -> Any:
-    """IDs, or filters, or --all."""
+    """Add the choice of letters: IDs, filters, or --all."""
     all_option = click.option(
-        "--all", "everything", is_flag=True, help="All that match the filters; without filters, all."
+        "--all", "everything", is_flag=True, help="All dead letters that match the filters."
     )
     return click.argument("ids", nargs=-1, metavar="[ID]...")(
         store_options(filter_options(all_option(command)))
@@ -388,17 +409,21 @@ def chosen_options(command: Any) -> Any:
     type=click.IntRange(min=1),
     default=6,
     show_default=True,
-    help="Calls of its handler, after which it is dead again.",
+    help="Calls of its handler after which it is a dead letter again.",
 )
 @click.option(
-    "--force", is_flag=True, help="By a consumer at the broker of --servers, also those of another broker."
+    "--force",
+    is_flag=True,
+    help="Let consumers at the broker of --servers handle dead letters of other brokers too.",
 )
 @output_options
 def retry(
     ids: tuple[str, ...], choice: Choice, everything: bool, calls: int, force: bool, output: Output
 ) -> int:
-    """Have dead letters handled again by a consumer of their group at their broker, which looks for them every few
-    seconds."""
+    """Let consumers of their group handle dead letters again.
+
+    Consumers at their broker look for them every few seconds.
+    """
     with desks(choice, output) as found:
         meant = chosen(found, ids, choice, everything, ("dead", "waiting"))
         results = [
@@ -412,10 +437,13 @@ def retry(
 
 @dlq.command(epilog="\b\nExamples:\n  tfmq dlq drop 3f2a\n  tfmq dlq drop --topic orders --until -30d")
 @chosen_options
-@click.option("--force", is_flag=True, help="Also those of which nobody knows whether a redrive sent them.")
+@click.option("--force", is_flag=True, help="Also those of which it is unknown whether a redrive sent them.")
 @output_options
 def drop(ids: tuple[str, ...], choice: Choice, everything: bool, force: bool, output: Output) -> int:
-    """Drop dead letters: nobody wants them any more. They are remembered for a month, and can be retried until then."""
+    """Drop dead letters that are no longer needed.
+
+    They remain in the store for a month, and can be retried until then.
+    """
     with desks(choice, output) as found:
         meant = chosen(found, ids, choice, everything, ("dead", "waiting"))
         results = [
@@ -427,17 +455,17 @@ def drop(ids: tuple[str, ...], choice: Choice, everything: bool, force: bool, ou
 def chosen(
     found: Sequence[Desk], ids: Sequence[str], choice: Choice, everything: bool, states: Sequence[str]
 ) -> list[tuple[Desk, list[Letter]]]:
-    """The letters that are meant, by store. Raises `UsageError` where nothing was chosen."""
+    """Return the selected letters for each store. Raises `UsageError` if nothing was selected."""
     if ids:
         if everything or any(value is not None for value in choice.filters.values()):
-            raise click.UsageError("give IDs, or filters, not both")
+            raise click.UsageError("give either IDs or filters")
         by_desk: dict[str, tuple[Desk, list[Letter]]] = {}
         for id in dict.fromkeys(ids):
             desk, letter = known(found, id, choice)
             by_desk.setdefault(desk.name, (desk, []))[1].append(letter)
         return list(by_desk.values())
     if not (everything or choice.narrows):
-        raise click.UsageError("give IDs, or filters, or --all")
+        raise click.UsageError("give IDs, filters or --all")
     return [(desk, list(desk.letters(choice.selection(states)))) for desk in found]
 
 
@@ -445,7 +473,7 @@ Results = list[tuple["Desk", list["Letter"], list["Letter | None"]]]
 
 
 def report_changes(output: Output, results: Results, word: str, what: str, choice: Choice) -> int:
-    """What became of each: JSON, or a sentence; the exit code."""
+    """Print the results as JSON or as sentences; return the exit code."""
     pairs = [pair for _, letters, behind in results for pair in zip(letters, behind, strict=True)]
     done = [letter.id for letter, now in pairs if now is not None]
     left = [letter for letter, now in pairs if now is None]
@@ -456,7 +484,7 @@ def report_changes(output: Output, results: Results, word: str, what: str, choic
     output.say(f"{counted(len(done), 'dead letter')}: {what}" if done or left else none_there(choice))
     for each in left:
         click.echo(
-            f"{printable(each.id)} is left as it is: its state was {each.state}, or changed meanwhile",
+            f"{printable(each.id)} is unchanged: its state was {each.state}, or changed meanwhile",
             err=True,
         )
     return NOT_DONE if left else 0
@@ -482,10 +510,10 @@ def report_changes(output: Output, results: Results, word: str, what: str, choic
     type=click.IntRange(min=1),
     default=3,
     show_default=True,
-    help="Pass over what was redriven so often before.",
+    help="Skip messages that were redriven this often before.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
-@click.option("--force", is_flag=True, help="Also those of another broker than the one at --servers.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be sent.")
+@click.option("--force", is_flag=True, help="Also dead letters of other brokers than the one at --servers.")
 @output_options
 def redrive(
     ids: tuple[str, ...],
@@ -498,7 +526,10 @@ def redrive(
     force: bool,
     output: Output,
 ) -> int:
-    """Send dead letters to their topic again, each once, also where this is killed: run it again, it goes on."""
+    """Send dead letters to their topic again, each once.
+
+    If the command is killed, run it again: it continues.
+    """
     from tfmq.dead_letters.redrive import Wish
 
     with desks(choice, output) as found:
@@ -510,7 +541,7 @@ def redrive(
 
 
 def sendable(letter: Letter) -> str:
-    """Its id. Raises `TfmqError` for one that is not sent."""
+    """Return the id. Raises `TfmqError` for a letter in another state."""
     if letter.state not in ("dead", "waiting", "redriving"):
         raise TfmqError(
             f"{letter.id} is {letter.state}: only dead and waiting ones are sent again.", outcome="not done"
@@ -518,11 +549,11 @@ def sendable(letter: Letter) -> str:
     return letter.id
 
 
-# `tfmq dlq redrive`: stores one after the other, a bar on a terminal, and what became of it in one place.
-
-
 def redriven(desks: Sequence[Desk], wish: Wish, output: Output) -> int:
-    """Redrive each store; the exit code. Raises what stopped it, once it is said how far it came."""
+    """Redrive the letters of each store; return the exit code.
+
+    Raises the error that stopped it, after the progress is printed.
+    """
     from tfmq.dead_letters.redrive import Report
 
     total = Report()
@@ -539,9 +570,11 @@ def redriven(desks: Sequence[Desk], wish: Wish, output: Output) -> int:
                 report_redrive(total, wish, output)
                 if not wish.dry and not isinstance(error, BadRequest):
                     first = (
-                        "run the same again" if error.retriable else "with that mended, run the same again"
+                        "run the same command again"
+                        if error.retriable
+                        else "correct the cause and run the same command again"
                     )
-                    output.say(f"it is not done: {first}, it goes on where it was")
+                    output.say(f"the redrive is incomplete: {first}; it continues where it stopped")
                 raise
             add(total, own)
     report_redrive(total, wish, output)
@@ -562,7 +595,7 @@ def add(total: Report, more: Report) -> None:
 
 
 def report_redrive(total: Report, wish: Wish, output: Output) -> None:
-    """JSON, or sentences."""
+    """Print the result as JSON or as sentences."""
     if output.json:
         row: dict[str, Any] = {"dry_run": wish.dry, "sent": total.sent, "resumed": total.resumed}
         row.update(targets=total.targets, passed_over=total.looping)
@@ -573,17 +606,17 @@ def report_redrive(total: Report, wish: Wish, output: Output) -> None:
     word = "would be sent" if wish.dry else "sent"
     output.say(f"{counted(sum(total.targets.values()), 'dead letter')} {word}{f': {where}' if where else ''}")
     if total.resumed:
-        output.say(f"{total.resumed:,} of these had been under way")
+        output.say(f"{total.resumed:,} of these had been sent by an interrupted redrive")
     if total.looping:
         output.say(
-            f"{counted(total.looping, 'dead letter')} passed over: redriven {wish.loop_limit} times before and back"
-            " again; look at them first (tfmq dlq show), or raise --loop-limit"
+            f"{counted(total.looping, 'dead letter')} skipped: redriven {wish.loop_limit} times before and back"
+            " again; check them first (tfmq dlq show), or raise --loop-limit"
         )
     for broker, number in sorted(total.foreign.items()):
         of = (
             f"of the broker {printable(broker)}"
             if broker
-            else "of an unknown broker, which an earlier release did not note"
+            else "of an unknown broker, which an earlier release did not store"
         )
         click.echo(
             f"{counted(number, 'dead letter')} left, {of}: --servers is the broker {total.broker}; name that one's"

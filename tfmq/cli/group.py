@@ -1,4 +1,4 @@
-"""`tfmq group`: consumer groups, how far they are, and setting them back or forth."""
+"""`tfmq group`: list and show consumer groups, reset their offsets, delete them."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ def group() -> None:
 @group.command("list", epilog="\b\nExample:\n  tfmq group list")
 @output_options
 def list_command(output: Output) -> None:
-    """List the groups, with the lag of each: of consumers, and of Spark's queries that have a group."""
+    """List the groups with their lag: groups of consumers, and those of Spark queries."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
@@ -42,7 +42,7 @@ def list_command(output: Output) -> None:
 @click.argument("name", shell_complete=main.groups)
 @output_options
 def show(name: str, output: Output) -> None:
-    """Show a group: its members and what each has, its offsets, and its lag in messages."""
+    """Show a group: its members and their partitions, its offsets, and its lag in messages."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
@@ -61,7 +61,7 @@ def show(name: str, output: Output) -> None:
 
 
 def _member(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A member as a table has it: runs of partitions, and texts of others without letters that steer a terminal."""
+    """Return a member as a table row, with ranges of partitions."""
     return {
         **row,
         "last_heard": f"{age_text(row['silent_ms'] / 1000)} ago",
@@ -73,7 +73,7 @@ def _member(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _offset(row: Mapping[str, Any]) -> dict[str, Any]:
-    """As a table has it: offsets count bytes, the lag messages."""
+    """Return an offset as a table row: offsets count bytes, the lag counts messages."""
     return {
         **row,
         "offset (bytes)": saved(row),
@@ -83,17 +83,17 @@ def _offset(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saved(row: Mapping[str, Any]) -> int | None:
-    """The offset that the group saved; None for none."""
+    """Return the offset that the group committed, or None."""
     return None if row["offset"] < 0 else int(row["offset"])
 
 
 def told_lag(row: Mapping[str, Any]) -> int | None:
-    """None where it cannot be told."""
+    """Return the lag, or None if it is unknown."""
     return None if row["lag"] < 0 else int(row["lag"])
 
 
 def runs(partitions: Mapping[str, Sequence[int]]) -> str:
-    """{"orders": [0, 1, 2, 7]} -> 'orders 0-2 7'."""
+    """Format partitions: {"orders": [0, 1, 2, 7]} -> 'orders 0-2 7'."""
     return ", ".join(f"{topic} {_runs(sorted(numbers))}" for topic, numbers in sorted(partitions.items()))
 
 
@@ -108,14 +108,14 @@ def _runs(numbers: Sequence[int]) -> str:
 
 
 def known_group(admin: "Admin", name: str) -> "GroupDescription":
-    """The group's description. Raises TfmqError that names the nearest group there is."""
+    """Return the group's description. Raises TfmqError with the nearest name."""
     found = admin.group(name)
     check_group(admin, name)
     return found
 
 
 def check_group(admin: "Admin", name: str, advice: str = "") -> None:
-    """Raises TfmqError for a group that is not there, with the nearest one's name and `advice`."""
+    """Raise TfmqError for an unknown group, with the nearest name and `advice`."""
     names = [each.group for each in admin.groups()]
     if name not in names:
         others = " `tfmq group list` has all." if names else " There are no groups yet."
@@ -133,13 +133,13 @@ def check_group(admin: "Admin", name: str, advice: str = "") -> None:
 @click.argument("topic", shell_complete=main.topics)
 @click.option("--to", "place", type=Place(), required=True, help="earliest, latest, an offset, or a time.")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
-@click.option("--create", is_flag=True, help="Also for a group that is not there yet: it is made.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be changed.")
+@click.option("--create", is_flag=True, help="Create the group if it does not exist.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be changed.")
 @output_options
 def reset(
     name: str, topic: str, place: Any, partition: int | None, create: bool, dry_run: bool, output: Output
 ) -> None:
-    """Set where group NAME goes on in TOPIC. Only while no member of it is running."""
+    """Set where group NAME continues in TOPIC. No member of it may be running."""
     from tfmq.admin import Admin
     from tfmq.client.admin.admin import refuse_reset_beyond_end
 
@@ -147,11 +147,9 @@ def reset(
         described = known_topic(admin, topic)
         count = len(described.partitions)
         if isinstance(place, int) and partition is None and count > 1:
-            raise click.UsageError(
-                f"{topic} has {count} partitions, an offset belongs to one: say which with --partition"
-            )
+            raise click.UsageError(f"{topic} has {count} partitions, an offset needs --partition")
         if not create:
-            check_group(admin, name, " With --create it is made.")
+            check_group(admin, name, " With --create it is created.")
         group = admin.group(name)
         before = {each["partition"]: saved(each) for each in group.offsets if each["topic"] == topic}
         if dry_run:
@@ -171,15 +169,15 @@ def reset(
     ]
     output.rows(rows if output.json else shown, ("topic", "partition", "before", "offset"), "")
     if dry_run:
-        live = "; a member of it is running, so it would be refused" if group.live else ""
+        live = "; a member of it is running, so the reset would be rejected" if group.live else ""
         output.say(f"nothing was changed: this was a dry run{live}")
     for number, offset in offsets.items():
         if isinstance(place, int) and offset != place:
-            output.say(f"partition {number}: no message begins at {place}; the group goes on at {offset}")
+            output.say(f"partition {number}: no message begins at {place}; the group continues at {offset}")
 
 
 def offset_text(offset: int | None) -> str | None:
-    """As it can be typed."""
+    """Format an offset as it can be typed."""
     return None if offset is None else str(offset)
 
 
@@ -188,7 +186,7 @@ def offset_text(offset: int | None) -> str | None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options
 def delete(name: str, yes: bool, output: Output) -> None:
-    """Delete a group with all its offsets. Only while no member of it is running."""
+    """Delete a group with all its offsets. No member of it may be running."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:

@@ -1,4 +1,8 @@
-"""`tfmq log`: look into segment files, verify them, mend them; without a server."""
+"""`tfmq log`: print, verify and repair the files of a data folder, without a server.
+
+PATH is a segment file, the folder of a partition, the folder of transactions or of delayed messages, a file
+in these, or a data folder. Its server must not be running.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +92,9 @@ def log() -> None:
     "first",
     type=click.IntRange(min=0),
     default=0,
-    help="Begin at this offset (of the journal: place; of delayed messages: due time in ms).",
+    help="Begin at this offset (in the journal: LSN; of delayed messages: due time in ms).",
 )
-@click.option("--control", is_flag=True, help="Show control records too.")
+@click.option("--control", is_flag=True, help="Show block trailers too.")
 @offline_options
 def dump(path: Path, count: int | None, first: int, control: bool, output: Output) -> int:
     """Print the records of a segment file, a partition, the journal, the delayed messages or a data folder."""
@@ -118,16 +122,16 @@ def dump(path: Path, count: int | None, first: int, control: bool, output: Outpu
 
 
 def begins_at(row: dict[str, Any]) -> int:
-    """What `--from` is compared with: an offset, a place, or a due time."""
+    """Return the value that `--from` is compared with: an offset, an LSN, or a due time."""
     found: int = row["place"] if "place" in row else row["due"] if "due" in row else row["offset"]
     return found
 
 
 def rows_of(disk: Disk, path: Path, control: bool) -> Iterator[dict[str, Any]]:
-    """Every record of a segment, in order; a stretch that cannot be read is a row of its own."""
+    """Yield every record of a segment, in order; an unreadable range is a row too."""
     base = int(path.name.split(".")[0])
     if not path.stat().st_size:
-        return  # nothing came yet; where there should be something, verify knows
+        return  # an empty log is no error here; verify reports missing data
     log_id = find_log_id(disk, str(path))
     if log_id is None:
         yield {
@@ -170,11 +174,14 @@ def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
         yield {"kind": "control", "offset": block.next - CONTROL_ROW_BYTES, **fields}
 
 
-CONTROL_ROW_BYTES = 100  # a control record, header and body: docs/formats/record.md
+CONTROL_ROW_BYTES = 100  # a block trailer, header and body: docs/formats/record.md
 
 
 def content(record: Record, body: memoryview) -> dict[str, Any]:
-    """What a record says; where its inside makes no sense, its raw body as the payload and why."""
+    """Return the content of a record.
+
+    For an invalid body: the raw bytes as payload, and the reason.
+    """
     row: dict[str, Any] = {"id": ids.print_id(record.id)}
     try:
         attribute, payload = split_body(body, record.flag)
@@ -192,7 +199,7 @@ def content(record: Record, body: memoryview) -> dict[str, Any]:
 
 
 def line_of(row: dict[str, Any]) -> str:
-    """A row for a person."""
+    """Format a row as a line."""
     if "place" in row:
         return line_of_entry(row)
     if "due" in row:
@@ -202,7 +209,7 @@ def line_of(row: dict[str, Any]) -> str:
     if row["kind"] == "note":
         return line_of_note(row)
     if row["kind"] == "filler":
-        return f"{row['offset']:>12}  {row['ordinal']:>9}  filler in the place of {row['count']} lost"
+        return f"{row['offset']:>12}  {row['ordinal']:>9}  filler for {row['count']} lost records"
     if row["kind"] == "control":
         return (
             f"{row['offset']:>12}  {'':>9}  control: {row['records']} records, {row['size']} bytes,"
@@ -217,14 +224,14 @@ def line_of(row: dict[str, Any]) -> str:
 
 @log.command(
     "verify",
-    short_help="Check every block, index and mark.",
+    short_help="Verify blocks, indexes and checkpoints.",
     epilog="\b\nExample:\n  tfmq log verify tfmq-data --records",
 )
 @click.argument("path", type=click.Path(path_type=Path, readable=False))
-@click.option("--records", is_flag=True, help="Check each record's own checksum too (slower).")
+@click.option("--records", is_flag=True, help="Verify the checksum of each record too (slower).")
 @offline_options
 def verify_command(path: Path, records: bool, output: Output) -> int:
-    """Check every block, index and mark; exit code 4 when something is damaged."""
+    """Verify every block, index and checkpoint; exit code 4 when something is damaged."""
     with in_words(path):
         is_data = is_data_folder(RealDisk(), str(path))
         total = size_of(path if is_data else checked(path))
@@ -246,7 +253,9 @@ def verify_command(path: Path, records: bool, output: Output) -> int:
 
 
 def reports_of(disk: Disk, path: Path, records: bool, moved: Moved) -> Iterator[Report]:
-    """A report for each kind of segment in what `path` names, one for the transaction journal, one for the buckets."""
+    """Yield a report for each kind of segment at `path`, one for the transaction journal, one for the
+    buckets.
+    """
     folders = (
         [path]
         if is_segment(path) or any(p.parent == path for p in segments_of(path))
@@ -269,7 +278,7 @@ def reports_of(disk: Disk, path: Path, records: bool, moved: Moved) -> Iterator[
 
 
 class Moved:
-    """Turns 'so far of this file' into steps for the bar."""
+    """Converts the bytes done of each file into increments for a progress bar."""
 
     def __init__(self, advance: Any) -> None:
         self.advance, self.path, self.done = advance, "", 0
@@ -289,29 +298,31 @@ def show(output: Output, reports: list[Report], findings: list[dict[str, Any]]) 
     size = size_text(sum(r.bytes for r in reports))
     bad = sum(f["weight"] == "damage" for f in findings)
     places = counted(bad, "damaged place")
-    verdict = f"{places}; `tfmq log repair` mends what can be mended" if bad else "no damage"
+    verdict = f"{places}; `tfmq log repair` repairs what can be repaired" if bad else "no damage"
     output.say(f"{counted(segments, 'segment')}, {size}, {counted(records, 'record')}: {verdict}")
 
 
 @log.command(
     "repair",
-    short_help="Mend what is damaged in a partition, the journal, the delayed messages or a data folder.",
+    short_help="Repair a partition, the journal, the delayed messages or a data folder.",
     epilog="\b\nExample:\n  tfmq log repair tfmq-data/orders-0 --dry-run",
 )
 @click.argument("path", type=click.Path(path_type=Path, readable=False))
-@click.option("--dry-run", is_flag=True, help="Say what would be kept and lost; change nothing.")
-@click.option("--remove-originals", "remove", is_flag=True, help="Remove what earlier repairs kept aside.")
+@click.option("--dry-run", is_flag=True, help="Print what would be kept and lost; change nothing.")
+@click.option(
+    "--remove-originals", "remove", is_flag=True, help="Remove the originals that earlier repairs kept."
+)
 @offline_options
 def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> int:
-    """Mend damaged segments, marks, the catalog, the transaction journal and the delayed messages.
+    """Repair damaged segments, checkpoints, the catalog, the transaction journal and the delayed messages.
 
-    What is lost of a partition or of the journal becomes a gap that readers pass over. A catalog is rebuilt from its
-    snapshot and from the folders. It says what is lost and what cannot be known.
+    Lost records of a partition or of the journal become a gap that readers skip. A catalog is rebuilt from its
+    snapshot and from the folders. The command prints what is lost and what cannot be determined.
     """
     with in_words(path):
         is_data = is_data_folder(RealDisk(), str(path))
         if not is_data and checked(path).is_file():
-            raise click.UsageError(f"{path} is a file: give its folder, which is mended as a whole")
+            raise click.UsageError(f"{path} is a file: give its folder, which is repaired as a whole")
     with locked(path) as disk:
         if remove:
             places = kept_in(path)
@@ -327,14 +338,14 @@ def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> i
 
 
 def kept_in(path: Path) -> set[Path]:
-    """The folders at `path` in which repairs keep what they replace."""
+    """Return the folders at `path` in which repairs keep the originals."""
     folders = [path] if any(p.parent == path for p in segments_of(path)) else partitions_of(path)
     others = (path, path / CATALOG_FOLDER, journal_of(path), delay_of(path))
     return {*folders, *(other for other in others if other is not None and other.is_dir())}
 
 
 def repair_part(disk: Disk, path: str, *, dry_run: bool) -> DataRepaired:
-    """What lies at `path`, which is a folder in a data folder."""
+    """Repair what is at `path`, which is a folder in a data folder."""
     place = Path(path)
     if is_meta(disk, place):
         data = str(place.parent)
@@ -387,18 +398,15 @@ def said_so(output: Output, done: DataRepaired, dry_run: bool) -> None:
 
 
 def folder_row(mended: Mended) -> dict[str, Any]:
-    """One thing of the catalog or of the folder itself, in the columns of a repair."""
+    """Return a repair of the catalog or of the folder, as a row of the repair table."""
     return {
         "file": mended.file, "first": 0, "next": 0, "kept": 0, "lost": 0, "reason": mended.reason,
         "note": mended.note,
     }  # fmt: skip
 
 
-# `tfmq log dump` for the notes of the arrivals: what the records behind each of them are.
-
-
 def note_fields(record: Record, data: memoryview) -> dict[str, Any] | None:
-    """What the note `record` in a block's `data` says; None if it is an ordinary record, or does not decode."""
+    """Return the arrival header of the record in a block's `data`; None for an ordinary or invalid record."""
     if record.id != NOTE_ID:
         return None
     try:
@@ -422,7 +430,7 @@ def note_fields(record: Record, data: memoryview) -> dict[str, Any] | None:
 
 
 def line_of_note(row: dict[str, Any]) -> str:
-    """A row for a person."""
+    """Format a row as a line."""
     said = row["what"]
     if "count" in row:
         first, last = time_text(row["first_due"], exact=True), time_text(row["last_due"], exact=True)
@@ -432,19 +440,19 @@ def line_of_note(row: dict[str, Any]) -> str:
         numbers = row["cancelled"]
         instead = " instead of" if "count" in row else " of"
         said += f"{instead} {counted(len(numbers), 'message')}, the first with number {numbers[0][1]}"
-    return f"{row['offset']:>12}  {row['ordinal']:>9}  note: {said}"
+    return f"{row['offset']:>12}  {row['ordinal']:>9}  arrival: {said}"
 
 
-# `tfmq log` for the buckets of delayed messages: their rows, for a person and for a program.
+# Delayed messages
 
 READ_COUNT: Final = 1000
-"""Messages read at a time."""
+"""Messages per read."""
 
 
 def rows_of_buckets(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
-    """Every delayed message in `folder`, or in one `file` of it, bucket by bucket, each as it lies in its file.
+    """Yield every delayed message in `folder`, or in one `file` of it, by bucket, as stored in its file.
 
-    What cannot be read is a row, too. With `control` the checkpoint, each file and each chunk have rows of their own.
+    Unreadable ranges are rows too. With `control`, the checkpoint, each file and each chunk are rows too.
     """
     survey = BucketSurvey(disk, str(folder))
     try:
@@ -541,7 +549,7 @@ def _damaged(error: Corrupt, due: int) -> dict[str, Any]:
 
 
 def line_of_delayed(row: dict[str, Any]) -> str:
-    """A row for a person."""
+    """Format a row as a line."""
     kind, at = row["kind"], time_text(row["due"], exact=True)
     if kind == "damaged" and "number" in row:
         return f"{at}  {row['number']:>9}  DAMAGED, for {row['topic']}-{row['partition']}: {row['reason']}"
@@ -566,20 +574,21 @@ def line_of_delayed(row: dict[str, Any]) -> str:
 
 
 def delay_repair_row(done: BucketRepaired) -> dict[str, Any]:
-    """One thing that a repair of the buckets mended, in the columns of a repair."""
+    """Return one repair of the buckets, as a row of the repair table."""
     return {
         "file": done.file, "first": 0, "next": 0, "kept": done.kept, "lost": done.lost, "reason": done.reason,
         "note": done.note,
     }  # fmt: skip
 
 
-# `tfmq log` for the transaction journal: its rows, for a person and for a program.
+# Transaction journal
 
 
 def rows_of_journal(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
-    """Every entry of the journal in `folder`, or of one `file` of it, in order; what cannot be read is a row, too.
+    """Yield every entry of the journal in `folder`, or of one `file` of it, in order.
 
-    With `control` each file, and before them the checkpoint and its snapshots, have rows of their own.
+    Unreadable ranges are rows too. With `control`, each file, and before them the checkpoint and its
+    snapshots, are rows too.
     """
     survey = JournalSurvey(disk, str(folder))
     try:
@@ -617,7 +626,7 @@ def _checkpoint_rows(survey: JournalSurvey) -> Iterator[dict[str, Any]]:
 
 
 def row_of(part: Entry | Gap) -> dict[str, Any]:
-    """One entry, or a gap between whole ones."""
+    """Return the row of one entry, or of a gap between valid ones."""
     if isinstance(part, Gap):
         return {"kind": "damaged", "place": part.first, "next": part.next, "reason": part.reason}
     row: dict[str, Any] = {"place": part.place, "size": part.size}
@@ -643,7 +652,7 @@ def _messages(content: AppendMsg) -> dict[str, Any]:
 
 
 def _said(content: Operation) -> dict[str, Any]:
-    """What an operation says; its raw payload where that makes no sense."""
+    """Return the decoded operation; its raw payload if it is invalid."""
     from tfmq.transaction.journal_records import unpack
 
     try:
@@ -664,12 +673,12 @@ def _plain(value: Any) -> Any:
 
 
 def line_of_entry(row: dict[str, Any]) -> str:
-    """A row for a person."""
+    """Format a row as a line."""
     place, kind = f"{row['place']:>12}", row["kind"]
     if kind == "damaged":
         return f"{place}  DAMAGED up to {row['next']}: {row['reason']}"
     if kind == "filler":
-        return f"{place}  filler in the place of {row['size']} lost bytes"
+        return f"{place}  filler for {row['size']} lost bytes"
     if kind == "messages":
         moved = f", moved from {row['moved_from']}" if row["moved_from"] else ""
         count = counted(row["count"], "message")
@@ -680,7 +689,7 @@ def line_of_entry(row: dict[str, Any]) -> str:
     if kind == "operation":
         return f"{place}  {_operation_line(row)}"
     if kind == "checkpoint":
-        return f"{place}  checkpoint of journal {row['journal']}: forced up to here"
+        return f"{place}  checkpoint of journal {row['journal']}: durable up to here"
     if kind == "snapshot":
         return f"{place}  snapshot {row['number']}, which needs files {row['files'] or 'unknown'}"
     return f"{place}  file {row['number']}, {row['size']} bytes"
@@ -698,20 +707,19 @@ def _operation_line(row: dict[str, Any]) -> str:
 
 
 def transactions_repair_row(done: JournalRepaired) -> dict[str, Any]:
-    """One thing that a repair of the journal mended, in the columns of a repair."""
+    """Return one repair of the journal, as a row of the repair table."""
     return {
         "file": done.file, "first": done.first, "next": done.next, "kept": 0, "lost": 0, "lost_bytes": done.lost,
         "reason": done.reason, "note": done.note,
     }  # fmt: skip
 
 
-# What `tfmq log` works on: a segment file, a partition's folder, the folder of transactions or of delayed messages, a
-# file in them, or a data folder, of a server that is not running.
+# Paths
 
 LOCK = "lock"
 CATALOG_FOLDER, CATALOG_SUFFIX = "meta", ".catalog"
 HOUSE_NAMES = frozenset({"version", "reserve", "new-journal", "new-delay"})
-"""Beside the catalog: its format, bytes kept for a full disk, and words of the operator."""
+"""Files beside the catalog: its format version, bytes reserved for a full disk, and requests of the operator."""
 
 
 def is_segment(path: Path) -> bool:
@@ -719,19 +727,19 @@ def is_segment(path: Path) -> bool:
 
 
 def suffix_of(path: Path) -> str:
-    """The ending of the segments at `path`: the catalog and the arrivals of delayed messages have their own."""
+    """Return the suffix of the segments at `path`: the catalog and the arrival log have their own."""
     folder = path if path.is_dir() else path.parent
     own = {CATALOG_FOLDER: CATALOG_SUFFIX, ARRIVALS_NAME: ARRIVALS_SUFFIX}
     return own.get(folder.name, filenames.SEGMENT_SUFFIX)
 
 
 def is_house_name(path: Path) -> bool:
-    """Whether the broker, and not the journal, puts a file of this name there."""
+    """Return whether a file of this name is created by the broker, not by the journal."""
     return path.parent.name == CATALOG_FOLDER and path.name in HOUSE_NAMES
 
 
 def segments_of(path: Path) -> list[Path]:
-    """The segment files at `path`, in order of their offsets; of a data folder, partition by partition."""
+    """Return the segment files at `path`, by offset; those of a data folder, by partition."""
     if is_segment(path):
         return [path]
     found = sorted(p for p in path.iterdir() if is_segment(p)) if path.is_dir() else []
@@ -743,7 +751,10 @@ def is_journal_file(path: Path) -> bool:
 
 
 def journal_of(path: Path) -> Path | None:
-    """The folder of the transaction journal at `path`, or in the data folder `path`; None if there is none."""
+    """Return the folder of the transaction journal at `path`, or in the data folder `path`.
+
+    Returns None if there is none.
+    """
     if is_journal_file(path):
         return path.parent
     disk, folders = RealDisk(), (path, path / filenames.TRANSACTIONS_FOLDER)
@@ -752,7 +763,7 @@ def journal_of(path: Path) -> Path | None:
 
 
 def journal_files_of(path: Path) -> list[Path]:
-    """The files of the transaction journal at `path`, in order."""
+    """Return the files of the transaction journal at `path`, in order."""
     if is_journal_file(path):
         return [path]
     folder = journal_of(path)
@@ -764,14 +775,14 @@ def is_bucket_file(path: Path) -> bool:
 
 
 def delay_of(path: Path) -> Path | None:
-    """The folder of the buckets of delayed messages at `path`, or in the data folder `path`; None if there is none."""
+    """Return the folder of the buckets of delayed messages at `path`, or in the data folder `path`; or None."""
     if is_bucket_file(path):
         return path.parent
     return next((f for f in (path, path / DELAY_FOLDER) if is_delay(RealDisk(), str(f))), None)
 
 
 def bucket_files_of(path: Path) -> list[Path]:
-    """The buckets at `path`, by time."""
+    """Return the buckets at `path`, by time."""
     if is_bucket_file(path):
         return [path]
     folder = delay_of(path)
@@ -779,7 +790,7 @@ def bucket_files_of(path: Path) -> list[Path]:
 
 
 def partitions_of(path: Path) -> list[Path]:
-    """The folders of partitions in a data folder, those of the catalog and of the arrivals among them."""
+    """Return the partition folders in a data folder, with those of the catalog and of the arrival log."""
     if not path.is_dir():
         return []
     arrivals = path / DELAY_FOLDER / ARRIVALS_NAME
@@ -788,19 +799,22 @@ def partitions_of(path: Path) -> list[Path]:
 
 
 def checked(path: Path) -> Path:
-    """`path`, if there is something to look at; else a sentence."""
+    """Return `path` if it can be read by this command.
+
+    Raises an error with a sentence otherwise.
+    """
     if not path.exists():
         raise click.ClickException(f"{path} is not there")
     if not segments_of(path) and journal_of(path) is None and delay_of(path) is None:
         raise click.ClickException(
             f"{path} is no segment file, no partition's folder, no folder of transactions or of delayed messages"
-            " and no data folder: nothing to look at"
+            " and no data folder"
         )
     return path
 
 
 def size_of(path: Path) -> int:
-    """The bytes that a check of `path` reads, about."""
+    """Return about how many bytes a verification of `path` reads."""
     if path.is_file():
         return path.stat().st_size
     suffixes = {
@@ -814,14 +828,14 @@ def size_of(path: Path) -> int:
     for folder, _, files in os.walk(path):
         for name in files:
             if Path(name).suffix in suffixes:
-                with suppress(OSError):  # the check itself names it
+                with suppress(OSError):  # the verification itself reports it
                     total += (Path(folder) / name).stat().st_size
     return total
 
 
 @contextmanager
 def in_words(path: Path) -> Iterator[None]:
-    """What is in the way in a folder is a sentence that says what to do."""
+    """Turn an error about a path of the wrong type into a sentence with advice."""
     try:
         yield
     except OSError as error:
@@ -833,7 +847,10 @@ def in_words(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path, disk: Disk | None = None) -> Iterator[Disk]:
-    """The disk, with the lock of the data folder around `path`, where there is one; refused while a server runs."""
+    """Lock the data folder that contains `path`, if any.
+
+    Raises an error while a server runs on it.
+    """
     disk = disk or RealDisk()
     folder = path.parent if path.is_file() else path
     near = [folder, folder.parent] + [folder.parent.parent] * (folder.name == ARRIVALS_NAME)
@@ -847,7 +864,7 @@ def locked(path: Path, disk: Disk | None = None) -> Iterator[Disk]:
             lock = disk.lock(str(place))
     except Locked as error:
         raise click.ClickException(
-            f"a server is running on {place.parent}: stop it first, or look at a copy"
+            f"a server is running on {place.parent}: stop it first, or use a copy"
         ) from error
     try:
         with in_words(path):

@@ -1,6 +1,7 @@
-"""The `tfmq` command: the group, shell completion, and the one place where an error becomes a sentence and a code.
+"""The `tfmq` command: the command group, shell completion, and error output with exit codes.
 
-Exit codes: 0 done, 1 not done (the sentence says why), 2 wrong usage, 3 no broker reached, 4 damage found.
+Exit codes: 0 done, 1 not done (the sentence has the reason), 2 wrong usage, 3 no broker reached, 4 damage
+found.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tfmq.admin import Admin
 
 
-# Commands load when they are used, so that `tfmq --help` and completion answer at once.
+# Commands are imported when they are used, so that `tfmq --help` and completion are fast.
 COMMANDS = {
     "send": "tfmq.cli.send:send",
     "read": "tfmq.cli.read:read",
@@ -50,18 +51,18 @@ Examples:
 
 
 PIPELINES = ("archive", "replay", "audit", "reconcile", "report", "spark", "pipelines")
-"""Words of what Spark does, which are no commands of `tfmq`."""
+"""Names of Spark pipelines, which are not commands of `tfmq`."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
+INTERRUPTED = 130  # the exit code that shells expect of a program ended by Ctrl-C
 
 
 class ReaderGone(Exception):
-    """Whoever read our output went away; click would call a plain BrokenPipeError a failure."""
+    """The reader of standard output closed it. click would report a plain BrokenPipeError as a failure."""
 
 
 class LazyGroup(click.Group):
-    """A click group whose commands are imported when they are asked for."""
+    """A click group whose commands are imported when they are used."""
 
     targets: Mapping[str, str] = COMMANDS
 
@@ -97,7 +98,7 @@ class LazyGroup(click.Group):
 
 
 def print_docs(context: click.Context, option: click.Parameter, wanted: bool) -> None:
-    """Print where the docs of this installation are: in its checkout, or where pip put those of the wheel."""
+    """Print the folder with the docs of this installation: its checkout, or the data folder of the wheel."""
     if not wanted:
         return
     from importlib.metadata import distribution
@@ -127,13 +128,16 @@ def print_docs(context: click.Context, option: click.Parameter, wanted: bool) ->
     help="Print the folder that has docs/, conf/ and examples/, and exit.",
 )
 def commands() -> None:
-    """Talk to a tfmq broker: send, read, look after topics, check files."""
+    """Command line of a tfmq broker: send, read, manage topics, check files."""
 
 
 def main(
     arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "tfmq"
 ) -> None:
-    """Run the command line and leave with its exit code. Every expected error is one sentence on standard error."""
+    """Run the command line and exit with its code.
+
+    Each expected error is one sentence on standard error.
+    """
     open_what_is_closed()
     say_warnings()
     sys.exit(run(arguments, command, name))
@@ -142,7 +146,7 @@ def main(
 def run(
     arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "tfmq"
 ) -> int:
-    """Run the command line, `tfmq` or another `command`; the exit code comes back."""
+    """Run the command line, `tfmq` or another `command`; return the exit code."""
     try:
         code = (command or commands).main(
             args=list(sys.argv[1:] if arguments is None else arguments),
@@ -173,14 +177,15 @@ def run(
 
 
 def near(option: str, possibilities: Sequence[str] | None) -> list[str]:
-    """Those that may be meant; click counts the dashes, too, as letters that are alike."""
+    """Return the similar options. click also counts the dashes as common characters."""
     known = {each.lstrip("-"): each for each in possibilities or ()}
     return [known[each] for each in difflib.get_close_matches(option.lstrip("-"), known)]
 
 
 def open_what_is_closed() -> None:
-    """Whoever closes a standard stream (`tfmq status >&-`) wants nothing from it: neither a traceback, nor that what is
-    opened next gets its number.
+    """Open a closed standard stream (`tfmq status >&-`) on /dev/null.
+
+    Otherwise writing to it would fail with a traceback, or the next opened file would get its descriptor.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -188,7 +193,10 @@ def open_what_is_closed() -> None:
 
 
 class PresentStandardError(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to what is standard error at the time: a progress bar replaces it, so that lines are printed above it."""
+    """Writes to the current standard error: a progress bar replaces it.
+
+    Lines are then printed above the bar.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -196,9 +204,9 @@ class PresentStandardError(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def say_warnings() -> None:
-    """What the client has to say besides its results (a lost connection, a damaged range), as sentences of ours."""
+    """Print log warnings of the client (a lost connection, a damaged range) as sentences."""
     logger = logging.getLogger("tfmq")
-    if "_TFMQ_COMPLETE" in os.environ:  # whatever is said would stand on the line that somebody types
+    if "_TFMQ_COMPLETE" in os.environ:  # a warning would appear in the line that the user types
         logger.propagate = False
         logger.addHandler(logging.NullHandler())
     if not logger.handlers:
@@ -206,23 +214,26 @@ def say_warnings() -> None:
         handler.setFormatter(logging.Formatter("tfmq: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
-        for what_waits in ("tfmq.connection", "tfmq.client"):  # for a broker, or for room in it
+        for what_waits in ("tfmq.connection", "tfmq.client"):  # waiting for a broker, or for buffer space
             logging.getLogger(what_waits).setLevel(logging.INFO)
 
 
 def quiet_pipe() -> int:
-    """The reader of our output went away (`tfmq read t | head`): that is no error of ours; nothing more to say."""
+    """Exit silently because the reader of standard output closed it (`tfmq read t | head`): that is no error."""
     discard_output()
     return 0
 
 
 def discard_output() -> None:
-    """What is still buffered cannot be written: without this Python tries again as it ends, and exits with 120."""
+    """Discard buffered output: otherwise Python writes it again at the end, and exits with 120."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def explained(error: Exception) -> int:
-    """Say an expected error in its own sentence; anything else is a bug of ours and keeps its traceback."""
+    """Print an expected error as its sentence, and return the exit code.
+
+    Other errors keep their traceback.
+    """
     from journal.errors import JournalError
     from tfmq.errors import TfmqError
 
@@ -253,7 +264,7 @@ NOT_DONE, WRONG_USAGE, NOT_REACHED, DAMAGE_FOUND = 1, 2, 3, 4
 
 
 def reason_of(error: Exception) -> Exception:
-    """What a single lost delivery was lost by says more than that it was lost."""
+    """Return the cause of a single failed delivery, which is more specific than the error of the flush."""
     from tfmq.errors import DeliveryFailed
 
     if isinstance(error, DeliveryFailed) and len(error.deliveries) == 1:
@@ -262,7 +273,10 @@ def reason_of(error: Exception) -> Exception:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code for an expected error; that of several lost deliveries is the first one's."""
+    """Return the exit code for an expected error.
+
+    For several failed deliveries: the code of the first one.
+    """
     from journal.errors import Corrupt
     from tfmq.errors import BadRequest, ConfigError, ConnectionFailed, Damaged, DeliveryFailed
 
@@ -276,17 +290,17 @@ def exit_code(error: BaseException) -> int:
     return WRONG_USAGE if type(error) in (BadRequest, ConfigError) else NOT_DONE
 
 
-# `tfmq completion`: the line that teaches a shell to complete commands, options, and names that the broker knows.
+# `tfmq completion`: the script that completes commands, options, and names of the broker.
 
 SECONDS: Final = 1.0
-"""For a broker to answer: a person waits with a finger on the key."""
+"""Timeout of a request to the broker: the user waits for the completion."""
 ITEMS: Final = 200
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def offered(names: Callable[[Admin], Iterable[str | CompletionItem]]) -> Complete:
-    """What the shell offers for an argument: names that the broker knows; where none answers soon, nothing."""
+    """Return a completion of names that the broker has; empty if no broker replies in time."""
 
     def complete(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
         from tfmq.admin import Admin
@@ -294,7 +308,7 @@ def offered(names: Callable[[Admin], Iterable[str | CompletionItem]]) -> Complet
 
         servers = context.params.get("servers")
         if (servers or os.environ.get("TFMQ_SERVERS", "")).startswith("file:"):
-            return []  # it would start a broker
+            return []  # a request would start a broker
         try:
             with Admin(servers, timeout=SECONDS) as admin:
                 items = (CompletionItem(each) if isinstance(each, str) else each for each in names(admin))

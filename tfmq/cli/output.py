@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, JSON for programs, progress on a terminal's standard error."""
+"""Output of the commands: tables, JSON, and progress bars on standard error."""
 
 import base64
 import difflib
@@ -27,21 +27,21 @@ UNITS = (
     ("h", 3600, "min", 60),
     ("min", 60, "s", 1),
 )
-"""Of ages: unit, its seconds; the next smaller one, its seconds. A year has 365 days."""
+"""Units of ages: (unit, seconds, next smaller unit, its seconds). A year has 365 days."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UNBROKEN_WIDTH = 26
-"""A cell of at most this length stays on one line of a table: numbers, states, times."""
+"""A cell of at most this length is not wrapped in a table: numbers, states, times."""
 PIPE_WIDTH = 200
-"""Where the output is no terminal, a table is at least this wide."""
+"""Minimum width of a table if the output is no terminal."""
 BESIDE_BAR = 26
-"""Columns for the number and the time beside a progress bar, and the blanks between them."""
+"""Columns beside a progress bar for the number, the time, and the blanks between them."""
 BETWEEN = "  "
-"""Between the values of a row that is not shown as a table, and before its second line."""
+"""Separates the values of a row that is not printed as a table, and indents its further lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What the user asked of the output; every command gets one."""
+    """The output options of a command."""
 
     servers: str | None
     json: bool
@@ -67,12 +67,12 @@ class Output:
         return self.servers
 
     def say(self, sentence: str) -> None:
-        """A sentence for a person: on standard error, not with --quiet or --json."""
+        """Print a sentence on standard error, unless --quiet or --json."""
         if not (self.quiet or self.json):
             click.echo(sentence, err=True)
 
     def object(self, row: Mapping[str, Any], title: str = "") -> None:
-        """One thing: a JSON object, or its fields in two columns."""
+        """Print one object: as JSON, or its fields in two columns."""
         if self.json:
             click.echo(dumps(row))
         elif not self.quiet:
@@ -81,7 +81,7 @@ class Output:
             )
 
     def array(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """A list that may be long, as one JSON array, a row a line, written as it comes."""
+        """Print a long list as one JSON array, one row per line, while the rows are read."""
         before = "["
         for row in rows:
             click.echo(f"{before}{dumps(row)}", nl=False)
@@ -91,9 +91,9 @@ class Output:
     def rows(
         self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty: str, bare: Sequence[str] = ()
     ) -> None:
-        """A list: one JSON array, or a table; `empty` is what a person reads when there is nothing.
+        """Print a list as one JSON array or as a table; `empty` is the sentence for an empty list.
 
-        Values of the columns in `bare` explain themselves: they have no heading where there is no room for a table.
+        Values of the columns in `bare` need no heading if there is no room for a table.
         """
         if self.json:
             click.echo(dumps(list(rows)))
@@ -105,7 +105,10 @@ class Output:
 
 
 def output_options(command: Function) -> Function:
-    """The options of every command that talks to a broker; the command gets them as one argument `output`."""
+    """Add the options of every command that connects to a broker.
+
+    The command gets them as `output`.
+    """
     option = click.option(
         "--servers", metavar="HOST:PORT", help="The broker's address [$TFMQ_SERVERS, else 127.0.0.1:8367]."
     )
@@ -113,7 +116,7 @@ def output_options(command: Function) -> Function:
 
 
 def offline_options(command: Function) -> Function:
-    """Likewise without a broker's address, for commands that only look at files."""
+    """Add the output options of commands that only read files; the command gets them as `output`."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @click.option("-q", "--quiet", is_flag=True, help="Print nothing that was not asked for.")
@@ -125,7 +128,7 @@ def offline_options(command: Function) -> Function:
 
 
 def dumps(value: Any) -> str:
-    """JSON on one line; bytes as text where they are UTF-8, else base64."""
+    """Format as JSON on one line; bytes as text if they are UTF-8, else base64."""
     return json.dumps(value, ensure_ascii=False, default=plain)
 
 
@@ -143,7 +146,9 @@ def text_or_base64(data: bytes) -> str:
 
 
 def payload_fields(payload: bytes | None) -> dict[str, str | None]:
-    """A payload as JSON has it: text where it is UTF-8, else base64 under a name of its own; None for a tombstone."""
+    """Return the JSON fields of a payload: text if it is UTF-8, else base64 in its own field; None for a
+    tombstone.
+    """
     if payload is None:
         return {"payload": None}
     try:
@@ -157,7 +162,10 @@ def words(key: str) -> str:
 
 
 def confirm(what: str) -> None:
-    """Ask on a terminal whether to do `what`; elsewhere demand --yes, so that a script removes nothing by accident."""
+    """Ask on a terminal whether to do `what`.
+
+    Otherwise require --yes, so that no script deletes by accident.
+    """
     if not sys.stdin.isatty():
         raise click.UsageError(f"To {what}, say --yes.")
     click.confirm(f"{what[0].upper()}{what[1:]}?", abort=True, err=True)
@@ -186,10 +194,10 @@ def print_table(
     header: bool = True,
     bare: Sequence[str] = (),
 ) -> None:
-    """A table by rich on a terminal; where the output is piped, the same without colours and never cut.
+    """Print a table with rich; without colours and never truncated if the output is no terminal.
 
-    Texts break between words; numbers, times and short texts stay on one line. Where the terminal is too narrow for
-    that, each row is some lines of its own, without headings for the columns in `bare`.
+    Long texts are wrapped between words; numbers, times and short texts are not wrapped. If the terminal is
+    too narrow for that, each row is printed as several lines, without headings for the columns in `bare`.
     """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
@@ -204,7 +212,7 @@ def print_table(
         texts = [row[number] for row in rows]
         least.append(max(map(cell_len, [*column.split(), *pieces(texts)]), default=0))
         most.append(max(map(cell_len, [column, *texts]), default=0))
-    edges = 2 * len(columns) + 1  # what the table puts around and between its columns
+    edges = 2 * len(columns) + 1  # borders and padding of the table
     if sys.stdout.isatty() and sum(least) + edges > console.width:
         print_lines(columns if header else [""] * len(columns), rows, bare, console.width)
         return
@@ -224,13 +232,13 @@ def print_table(
 
 
 def pieces(texts: Iterable[str]) -> Iterator[str]:
-    """What stays on one line of a table: short texts, and the words of long ones."""
+    """Yield the parts that must not be wrapped: short texts, and the words of long ones."""
     for text in texts:
         yield from [text] if len(text) <= UNBROKEN_WIDTH else text.split()
 
 
 def widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
-    """The width of each column: at least what it needs, and what is left for those that can use it."""
+    """Return the width of each column: its minimum, and a share of the remaining room if it can use it."""
     found, left = list(least), room - sum(least)
     order = sorted(range(len(least)), key=lambda number: most[number] - least[number])
     for turn, number in enumerate(order):
@@ -243,8 +251,9 @@ def widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
 def print_lines(
     columns: Sequence[str], rows: Iterable[Sequence[str]], bare: Sequence[str], width: int
 ) -> None:
-    """Each row as lines: its values after their headings, as many on a line as fit; what is empty is left out. The
-    first column, and those in `bare`, have no heading.
+    """Print each row as lines of headings and values, without empty values.
+
+    The first column, and those in `bare`, have no heading.
     """
     from textwrap import wrap
 
@@ -262,24 +271,24 @@ def print_lines(
             else:
                 line += BETWEEN + piece if line else piece
             if cell_len(line) > width and len(text) > UNBROKEN_WIDTH:
-                # A word that is longer than a line stays in one piece, so that it can be copied.
+                # A word longer than a line is not wrapped, so that it can be copied.
                 lines = wrap(
                     line, width, subsequent_indent=BETWEEN, break_long_words=False, break_on_hyphens=False
                 )
-                line = lines.pop() if lines else ""  # a name may be nothing but blanks
+                line = lines.pop() if lines else ""  # a name may consist of blanks
                 click.echo("".join(f"{each}\n" for each in lines), nl=False)
         click.echo(line)
 
 
 def terminal_width() -> int:
-    """Letters in a line of it."""
+    """Return the width of the terminal in characters."""
     from rich.console import Console
 
     return Console(file=sys.stdout).width
 
 
 def size_text(size_bytes: float) -> str:
-    """1536 -> '1.5 KiB'."""
+    """Format a size: 1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size_bytes) < 1024:
             return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
@@ -288,7 +297,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """7500 -> '2 h 5 min': the two largest units."""
+    """Format an age in its two largest units: 7500 -> '2 h 5 min'."""
     for unit, size, smaller, part in UNITS:
         if seconds >= size:
             rest = int(seconds % size // part)
@@ -297,9 +306,10 @@ def age_text(seconds: float) -> str:
 
 
 def time_text(time: "int | datetime | None", exact: bool = False) -> str:
-    """A time as people read it and as every option for a time takes it: 2026-11-22 15:05:54 +01:00.
+    """Format a time as every time option accepts it: 2026-11-22 15:05:54 +01:00.
 
-    Ms since 1970 in the zone of this machine, or an aware datetime in its own; "-" for none. `exact`: with its ms.
+    `time`: ms since 1970, printed in local time, or an aware datetime, printed in its own zone; "-" for None.
+    `exact`: with milliseconds.
     """
     if isinstance(time, int):
         try:
@@ -314,29 +324,29 @@ def time_text(time: "int | datetime | None", exact: bool = False) -> str:
 
 
 def iso_text(time_ms: int) -> str | None:
-    """A time for programs: ISO 8601 in UTC with its offset. None for one before 1970 (none), or after the year 9999."""
+    """Format ms since 1970 as ISO 8601 in UTC; None for negative times and after the year 9999."""
     if not 0 <= time_ms <= BORN_MS_MAX:
         return None
     return (EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds")
 
 
 def with_times(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The row with `NAME_at`, as `iso_text` has it, for each `NAME_ms` of `names`: ms since 1970, 0 for none."""
+    """Add `NAME_at` in ISO format for each `NAME_ms` of `names`, in ms since 1970, where 0 means none."""
     return {**row, **{f"{name}_at": iso_text(row.get(f"{name}_ms") or -1) for name in names}}
 
 
 def printable(text: str) -> str:
-    """What somebody else named, without letters that would steer a terminal or break a line."""
+    """Escape characters of a foreign text that would control the terminal or break a line."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """'1 segment', '2,000 segments'."""
+    """Format a number with its noun: '1 segment', '2,000 segments'."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' Did you mean 'orders'?' for the nearest known word, or nothing."""
+    """Return ' Did you mean 'orders'?' for the nearest known word, or ""."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
 
@@ -345,10 +355,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def progress(
     output: Output, text: str, total: int | None, shares_terminal: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal's standard error; the caller adds what was done. Silent elsewhere.
+    """Show a progress bar on a terminal's standard error; yields a function that adds completed items.
 
-    `shares_terminal`: the command writes to standard output, or a person types, while the bar would be there. A bar
-    and a line of text cannot share a terminal, so there is no bar where these are one, too.
+    `shares_terminal`: the command writes to standard output, or reads input, while the bar is shown. If these
+    are a terminal too, no bar is shown, because a bar and other lines cannot share a terminal.
     """
     if output.quiet or output.json or shares_terminal or not sys.stderr.isatty():
         yield lambda done: None
@@ -361,7 +371,7 @@ def progress(
 
 
 def bar_width(columns: int) -> int:
-    """Of the bar itself, in a terminal of so many columns."""
+    """Return the width of the bar itself on a terminal with this many columns."""
     return min(40, columns // 3)
 
 
@@ -376,7 +386,8 @@ def make_bar() -> "Progress":
         TextColumn("{task.completed:,.0f}"),
         TimeElapsedColumn(),
     )
-    # While it is there, what others say on standard error is printed above it. What goes into a pipe stays as it is.
+    # Other output to standard error is printed above the bar. Standard output is redirected only if it is a
+    # terminal.
     return Progress(
         *columns,
         console=console,

@@ -1,6 +1,6 @@
-"""`tfmq read`: messages of a topic to standard output, up to its present end or on and on.
+"""`tfmq read`: print the messages of a topic, up to its current end or continuously.
 
-What cannot be read because it is damaged is named on standard error, the rest is printed, and the exit code is 4.
+Damaged ranges are reported on standard error, the other messages are printed, and the exit code is 4.
 """
 
 import base64
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DAMAGE_FOUND = 4
 POLL_SECONDS = 1.0
 CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
-"""All but tab and line feed; the second half are those of 8 bits in UTF-8."""
+"""All control characters but tab and line feed; the second part matches the C1 controls in UTF-8."""
 BATCH = 5_000
 
 EXAMPLES = """\b
@@ -56,7 +56,11 @@ Examples:
 @click.argument("topic", shell_complete=main.topics)
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option(
-    "--from", "start", type=Place(), default="earliest", help="Where to begin [earliest]; -15m is a time too."
+    "--from",
+    "start",
+    type=Place(),
+    default="earliest",
+    help="Where to begin [earliest]; a time may be relative, as -15m.",
 )
 @click.option("-n", "count", type=click.IntRange(min=1), help="Stop after this many messages.")
 @click.option("--follow", is_flag=True, help="Continue as new messages arrive.")
@@ -82,10 +86,10 @@ def read(
     client_id: str | None,
     output: Output,
 ) -> int:
-    """Print the messages of TOPIC, one payload a line, from the earliest to the present end.
+    """Print the messages of TOPIC, one payload per line, from the earliest to the current end.
 
-    A stopped partition that may hold messages which cannot be read is named on standard error after the rest, and the
-    exit code is 1, unless -n COUNT messages were printed.
+    A stopped partition that may have unreadable messages is reported on standard error after the messages, and the exit
+    code is 1, unless -n COUNT messages were printed.
     """
     from tfmq.consumer import Consumer
 
@@ -98,7 +102,7 @@ def read(
     if unserved == ends.keys():
         return 1
     ends = {number: end for number, end in ends.items() if number not in unserved}
-    # One that is not served would end the reading of all.
+    # An unserved partition would end the reading of all.
     chosen = sorted(ends) if unserved or partition is not None else []
     consumer = Consumer(
         output.servers,
@@ -114,7 +118,7 @@ def read(
     with consumer, progress(output, f"reading {topic}", None, follow or sys.stdout.isatty()) as advance:
         for messages in wanted(consumer, None if follow else Ends(output, topic, ends, group), count):
             out.writelines(map(line, messages))
-            out.flush()  # before the next poll says that these are processed
+            out.flush()  # the next poll acknowledges these messages
             advance(len(messages))
             printed += len(messages)
         damaged = bool(consumer.stats()["skipped"])
@@ -129,22 +133,24 @@ def tell(troubles: list[str]) -> None:
 
 
 def present_ends(output: Output, topic: str, partition: int | None) -> dict[int, int]:
-    """How far each partition can be read as it is now. Raises UnknownTopic with the nearest name."""
+    """Return the current end of each partition. Raises UnknownTopic with the nearest name."""
     return present_state(output, topic, partition)[0]
 
 
 def present_state(
     output: Output, topic: str, partition: int | None
 ) -> tuple[dict[int, int], set[int], list[str]]:
-    """How far each partition can be read as it is now, those that are not served, and a sentence for each that may
-    hold, or has held, what cannot be read. Raises UnknownTopic with the nearest name.
+    """Return the current end of each partition, the unserved partitions, and a sentence for each problem.
+
+    Raises UnknownTopic with the nearest name.
     """
     from tfmq.admin import Admin
     from tfmq.errors import UnknownPartition
 
     with Admin(output.existing) as admin:
         found = known_topic(admin, topic)
-    # A broker asked for what is written and not forced yet forces it, unless the partition is stopped.
+    # Reading a written message that is not durable makes the broker fsync it, unless the partition is
+    # stopped.
     ends = {p.partition: p.forced_offset if p.state == "stopped" else p.end_offset for p in found.partitions}
     unserved = {p.partition for p in found.partitions if not p.is_served}
     troubles = {p.partition: why for p in found.partitions if (why := unread(topic, p))}
@@ -161,7 +167,7 @@ def present_state(
 
 
 def unread(topic: str, found: "PartitionDescription") -> str:
-    """Why messages of a stopped partition may be missing in what is printed; "" where none are."""
+    """Return why messages of a stopped partition may be missing in the output; "" if none are."""
     if found.state != "stopped":
         return ""
     name = f"{topic}-{found.partition}"
@@ -175,30 +181,28 @@ def unread(topic: str, found: "PartitionDescription") -> str:
 
 
 def check_offset(topic: str, offset: int, ends: dict[int, int]) -> None:
-    """Raises UsageError where the offset could be of several partitions, OffsetOutOfRange behind the end."""
+    """Raise UsageError for an offset without a partition, OffsetOutOfRange for one after the end."""
     from tfmq.errors import OffsetOutOfRange
 
     if len(ends) > 1:
-        raise click.UsageError(
-            f"{topic} has {len(ends)} partitions: say with --partition whose offset that is"
-        )
+        raise click.UsageError(f"{topic} has {len(ends)} partitions: an offset needs --partition")
     ((partition, end),) = ends.items()
     if offset > end:
-        raise OffsetOutOfRange(
-            f"Partition {partition} of {topic} ends at offset {end}; {offset} is not there."
-        )
+        raise OffsetOutOfRange(f"Partition {partition} of {topic} ends at offset {end}, before {offset}.")
 
 
 class Ends:
-    """The end of each partition when the command began; it comes closer where a partition stops meanwhile. Those that
-    other members of the group read are theirs.
+    """The end offset of each partition at the start of the command.
+
+    An end is lowered if the partition stops meanwhile. Partitions that other members of the group read are
+    removed.
     """
 
     def __init__(self, output: Output, topic: str, ends: dict[int, int], group: str | None) -> None:
         self.output, self.topic, self.offsets, self.group = output, topic, ends, group
 
     def look_again(self, consumer: "Consumer") -> None:
-        """After a poll that brought nothing: what was promised may have been cut off. Raises UnknownTopic."""
+        """Update the ends after an empty poll: the log may have been truncated. Raises UnknownTopic."""
         now = present_ends(self.output, self.topic, None)
         others = self._others(consumer) if self.group is not None else set()
         self.offsets = {
@@ -206,7 +210,7 @@ class Ends:
         }
 
     def _others(self, consumer: "Consumer") -> set[int]:
-        """The partitions that live members have and keep, except this one."""
+        """Return the partitions that other live members have and keep."""
         from tfmq.admin import Admin
 
         assert self.group is not None
@@ -216,7 +220,7 @@ class Ends:
         return {number for number in theirs & self.offsets.keys() if self._position(consumer, number) is None}
 
     def reached(self, consumer: "Consumer") -> bool:
-        """Whether every partition was handed out up to its end."""
+        """Return whether the consumer has delivered every partition up to its end."""
         positions = {number: self._position(consumer, number) for number in self.offsets}
         return all(
             position is not None and position >= self.offsets[number]
@@ -224,7 +228,7 @@ class Ends:
         )
 
     def _position(self, consumer: "Consumer", number: int) -> int | None:
-        """None: it is not this member's (yet)."""
+        """Return the read position; None if the partition is not assigned to this member (yet)."""
         from tfmq.errors import UnknownPartition
 
         try:
@@ -236,9 +240,9 @@ class Ends:
 
 
 def wanted(consumer: "Consumer", ends: Ends | None, count: int | None) -> Iterator[list["ReceivedMessage"]]:
-    """Messages up to the ends (None: without end), at most `count`.
+    """Yield messages up to the ends (None: without end), at most `count`.
 
-    What a poll brings beyond an end is handed out too: a group would never see it again.
+    Messages after an end in the same poll are included: for a group they count as read.
     """
     left = count
     while left is None or left > 0:
@@ -253,15 +257,18 @@ def wanted(consumer: "Consumer", ends: Ends | None, count: int | None) -> Iterat
 
 
 def escaped(text: bytes) -> bytes:
-    """For a terminal: control characters but tab and line feed as `\\x1b`, so that no message steers it."""
+    """Escape control characters, except tab and line feed, as `\\x1b`, so that no message controls the
+    terminal.
+    """
     return CONTROLS.sub(lambda found: b"\\x%02x" % found[0][-1], text)
 
 
 def formatter(
     output: Output, template: str | None, written: Callable[[bytes], bytes] = bytes
 ) -> Callable[["ReceivedMessage"], bytes]:
-    """What makes a line of a message: its payload, the template filled in, or JSON. What is the message's own is
-    `written` so.
+    """Return the function that formats a message: its payload, the filled template, or JSON.
+
+    `written` converts the values of the message.
     """
     if output.json:
         return lambda message: dumps(as_row(message)).encode() + b"\n"
@@ -275,7 +282,7 @@ def formatter(
 
 
 def as_row(message: "ReceivedMessage") -> dict[str, Any]:
-    """The object of `read --json`, which `send --json` takes."""
+    """Return the object of `read --json`, which `send --json` accepts."""
     row: dict[str, Any] = {
         "topic": message.topic,
         "partition": message.partition,
@@ -309,7 +316,7 @@ FIELDS: dict[str, Callable[["ReceivedMessage"], object]] = {
 
 
 def filled(template: str, message: "ReceivedMessage", written: Callable[[bytes], bytes] = bytes) -> bytes:
-    """The template, whose %-letters are all known, with these replaced."""
+    """Replace the %-letters of the template, which are all known."""
     out, rest = b"", template
     while rest:
         text, percent, rest = rest.partition("%")

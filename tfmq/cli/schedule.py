@@ -1,4 +1,4 @@
-"""`tfmq schedule`: messages that the broker sends by itself at the times of a cron expression."""
+"""`tfmq schedule`: messages that the broker sends at the times of a cron expression."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -51,21 +51,23 @@ def schedule() -> None:
     "-f",
     "--file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The payload is this file.",
+    help="Read the payload from this file.",
 )
-@click.option("--name", help="What it is called [made of what was asked for].")
-@click.option("--timezone", default="UTC", show_default=True, help="Whose clocks, as in Europe/Berlin.")
+@click.option("--name", help="Name of the schedule [derived from the arguments].")
+@click.option("--timezone", default="UTC", show_default=True, help="Time zone, as Europe/Berlin.")
 @click.option(
     "--misfire",
     type=click.Choice(MISFIRE),
     default="one",
     show_default=True,
-    help="Of the times that were missed send the latest, all, or none.",
+    help="After missed times, send the latest message, all, or none.",
 )
 @click.option("-k", "--key", help="The messages' key.")
 @click.option("-t", "--tag", help="A tag that consumers can filter by.")
 @click.option("--property", "properties", type=Property(), multiple=True, help="A property; may be repeated.")
-@click.option("--partition", type=click.IntRange(min=0), help="This partition [the key's].")
+@click.option(
+    "--partition", type=click.IntRange(min=0), help="Partition of the messages [selected by the key]."
+)
 @output_options
 def add(
     cron: str,
@@ -88,7 +90,7 @@ def add(
     from tfmq.admin import Admin
 
     if (payload is None) == (file is None):
-        raise click.UsageError("give a PAYLOAD or --file, one of them")
+        raise click.UsageError("give either a PAYLOAD or --file")
     content = payload.encode(errors="surrogateescape") if payload is not None else b""
     with Admin(output.servers) as admin:
         found = admin.schedule(
@@ -107,7 +109,10 @@ def add(
 
 
 def added(found: "ScheduleDescription") -> str:
-    """What `add` did. Only one that was there can be paused; whoever runs `add` at each deployment should know."""
+    """Return what `add` did.
+
+    A schedule that existed before may be paused, which a deployment script should report.
+    """
     return f"there already, paused: tfmq schedule resume {found.name}" if found.state == "paused" else "added"
 
 
@@ -115,7 +120,7 @@ names = main.offered(lambda admin: (each.name for each in admin.schedules()))
 
 
 def named(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument that pause, resume and remove have in common."""
+    """Add the argument NAME of pause, resume and remove."""
     return click.argument("name", shell_complete=names)(command)
 
 
@@ -140,7 +145,7 @@ def list_command(output: Output) -> None:
 
 
 def whole_of(admin: "Admin", name: str) -> "ScheduleDescription | None":
-    """With what it sends; None for one that was removed meanwhile."""
+    """Return the schedule with its payload; None if it was removed meanwhile."""
     try:
         return admin.describe_schedule(name)
     except UnknownSchedule:
@@ -163,7 +168,7 @@ def show(name: str, output: Output) -> None:
 @named
 @output_options
 def run(name: str, output: Output) -> None:
-    """Send the message of a schedule once, now, besides its times; also of one that is paused."""
+    """Send the message of a schedule once, now, besides its times; also of a paused schedule."""
     from tfmq.admin import Admin
     from tfmq.client.admin.delayed import moment_at
     from tfmq.producer import Producer
@@ -198,7 +203,7 @@ def pause(name: str, output: Output) -> None:
 @named
 @output_options
 def resume(name: str, output: Output) -> None:
-    """Go on with a schedule from now; also after the broker's clock was set back."""
+    """Resume a schedule from now on; also after the broker's clock was set back."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
@@ -210,7 +215,7 @@ def resume(name: str, output: Output) -> None:
 @named
 @output_options
 def remove(name: str, output: Output) -> None:
-    """End a schedule for good."""
+    """Remove a schedule."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
@@ -221,7 +226,7 @@ def remove(name: str, output: Output) -> None:
 
 
 def known(admin: "Admin", name: str, call: Callable[[str], Any]) -> Any:
-    """What the call gives. Raises UnknownSchedule that names the nearest schedule there is."""
+    """Return the result of the call. Raises UnknownSchedule with the nearest name."""
     try:
         return call(name)
     except UnknownSchedule:
@@ -231,7 +236,7 @@ def known(admin: "Admin", name: str, call: Callable[[str], Any]) -> Any:
 
 
 def tell(output: Output, found: "ScheduleDescription", sentence: str) -> None:
-    """JSON, or a sentence with the next run."""
+    """Print JSON, or a sentence with the next run."""
     if output.json:
         output.object(row_of(found))
         return
@@ -242,7 +247,7 @@ def tell(output: Output, found: "ScheduleDescription", sentence: str) -> None:
 
 
 def row_of(found: "ScheduleDescription") -> dict[str, Any]:
-    """As JSON has it: all fields, and next and last run as ISO times of its zone, null for none."""
+    """Return the row for JSON: all fields, and next and last run as ISO times of its zone, null for none."""
     row = {key: value for key, value in found._asdict().items() if key not in ("details", "message")}
     if found.message is not None:
         row |= {"key": found.message.key, **payload_fields(found.message.payload)}
@@ -252,7 +257,7 @@ def row_of(found: "ScheduleDescription") -> dict[str, Any]:
 
 
 def everything(found: "ScheduleDescription") -> dict[str, Any]:
-    """As `show` has it."""
+    """Return the fields for `show`."""
     row = row_of(found)
     for name in ("next_ms", "last_ms", "made_ms", "made_at", "id", "size_bytes"):
         del row[name]
@@ -265,18 +270,18 @@ def everything(found: "ScheduleDescription") -> dict[str, Any]:
 
 
 def plain(value: Any) -> str:
-    """A text, bytes, or properties, as a person reads them."""
+    """Format a text, bytes, or properties."""
     if isinstance(value, dict):
         return ", ".join(f"{printable(name)}={printable(text)}" for name, text in value.items())
     return printable(value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value))
 
 
 def readable(found: "ScheduleDescription") -> dict[str, Any]:
-    """As a table has it."""
+    """Return the row for a table."""
     row = {key: printable(str(getattr(found, key))) for key in ("name", "state", "cron", "timezone", "topic")}
     return row | {"next_run": time_text(found.next_at), "last_run": time_text(found.last_at)}
 
 
 def when(moment: datetime | None, timezone: str) -> str:
-    """2026-11-27 09:00:00 +01:00 (Europe/Berlin)."""
+    """Format a time with its zone: 2026-11-27 09:00:00 +01:00 (Europe/Berlin)."""
     return "-" if moment is None else f"{time_text(moment)} ({printable(timezone)})"

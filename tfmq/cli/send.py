@@ -1,4 +1,4 @@
-"""`tfmq send`: messages from arguments, files or standard input into a topic."""
+"""`tfmq send`: send messages from arguments, files or standard input to a topic."""
 
 import base64
 import json
@@ -57,7 +57,7 @@ Examples:
     "--lines", type=click.File("rb"), help="One message per line of this file; - is standard input."
 )
 @click.option("-0", "--null", is_flag=True, help="Messages end with NUL instead of a line end.")
-@click.option("-k", "--key", help="Messages of one key keep their order.")
+@click.option("-k", "--key", help="Key of the messages; messages with the same key keep their order.")
 @click.option("-t", "--tag", help="A tag that consumers can filter by.")
 @click.option("--property", "properties", type=Property(), multiple=True, help="A property; may be repeated.")
 @click.option(
@@ -72,7 +72,7 @@ Examples:
 @click.option(
     "--acks",
     type=click.Choice(["synced", "written", "none"]),
-    help="What the answer promises [the server's].",
+    help="When a send is acknowledged [the server's setting].",
 )
 @client_id_option
 @output_options
@@ -102,10 +102,10 @@ def send(
 
     check_name(topic)
     if sum((bool(payloads), file is not None, lines is not None)) > 1:
-        raise click.UsageError("give PAYLOADs, --file or --lines, one of them")
+        raise click.UsageError("give only one of PAYLOADs, --file and --lines")
     shared = Shared(key, tag, dict(properties), partition, delay, at)
     if at is not None and at <= datetime.now(UTC):
-        output.say(f"{time_text(round(at.timestamp() * 1000))} is over: delivered as soon as possible")
+        output.say(f"{time_text(round(at.timestamp() * 1000))} is in the past: delivered as soon as possible")
     from_objects = output.json and not payloads and file is None and lines is None
     messages = (
         objects(sys.stdin.buffer, shared)
@@ -125,8 +125,9 @@ def send(
 
 
 class InTurn(KeyHash):
-    """Without a key message by message, not batch by batch: who sends some lines to several partitions wants to see
-    them in all.
+    """Selects partitions in turn by message, not by batch, for messages without a key.
+
+    A user who sends a few lines to several partitions expects messages in all of them.
     """
 
     per_batch = False
@@ -139,8 +140,10 @@ def send_all(
     advance: Callable[[int], None],
     handles: bool = False,
 ) -> tuple[int, "SendResult | None", list[str | None]]:
-    """Send them all; how many, and the last one's result once all are acknowledged; with `handles` those of all. Raises
-    the first failure.
+    """Send all messages. Raises the first failure.
+
+    Returns their number and, when all are acknowledged, the last result; if `handles` is true, also the
+    handles of all.
     """
     count, last, kept = 0, None, []
     try:
@@ -166,7 +169,7 @@ def report(
     waits: bool = False,
     delayed: Sequence[str | None] = (),
 ) -> None:
-    """What was sent. `waits`: with a delay, or for a time; `delayed`: the handles."""
+    """Print what was sent. `waits`: with a due time; `delayed`: the handles."""
     if output.json:
         durability = last.durability if last else None
         row = {"topic": topic, "count": count, "durability": durability}
@@ -177,8 +180,8 @@ def report(
             row["delayed"] = delayed
         click.echo(dumps(row))
     elif count == 1 and last and waits and not last.delayed:
-        output.say(f"sent to {topic}, partition {last.partition}, to wait for its time ({last.durability})")
-        output.say("it has no handle, because its answer did not tell one")
+        output.say(f"sent to {topic}, partition {last.partition}, delivered when due ({last.durability})")
+        output.say("it has no handle, because the broker's reply had none")
     elif count == 1 and last and last.delayed:
         due = time_text(parse_handle(last.delayed).due)
         output.say(f"sent to {topic}, partition {last.partition}, due {due} ({last.durability})")
@@ -188,11 +191,11 @@ def report(
     else:
         output.say(f"sent {count:,} messages to {topic}" + (f" ({last.durability})" if last else ""))
         if last and last.delayed:
-            output.say(f"they wait for their time: tfmq delay list --topic {topic}")
+            output.say(f"they are delivered when due: tfmq delay list --topic {topic}")
 
 
 class Shared:
-    """What all messages of one command line have in common."""
+    """The options that all messages of one command line share."""
 
     def __init__(
         self,
@@ -204,13 +207,13 @@ class Shared:
         at: datetime | None,
     ) -> None:
         if delay is not None and at is not None:
-            raise click.UsageError("say when with --delay or --at, one of them")
+            raise click.UsageError("give either --delay or --at")
         self.key, self.tag, self.properties, self.partition = key, tag, properties, partition
         self.delay, self.at = delay, at
 
     @property
     def waits(self) -> bool:
-        """Whether the messages are delivered later."""
+        """Whether the messages have a due time."""
         return self.delay is not None or self.at is not None
 
     def message(self, payload: bytes | None) -> Message:
@@ -222,7 +225,7 @@ class Shared:
 def texts(
     payloads: tuple[str, ...], file: Path | None, lines: BinaryIO | None, end: bytes
 ) -> Iterator[bytes]:
-    """The payloads that the command line names, in order."""
+    """Yield the payloads that the command line names, in order."""
     if payloads:
         yield from (payload.encode(errors="surrogateescape") for payload in payloads)
     elif file is not None:
@@ -232,7 +235,7 @@ def texts(
 
 
 def split(stream: BinaryIO, end: bytes) -> Iterator[bytes]:
-    """The pieces of `stream` between `end`s, as they arrive; a last piece without its end counts too."""
+    """Yield the parts of `stream` between `end`s, as they arrive; the last part may lack its end."""
     if end == b"\n":
         yield from (line[:-1] if line.endswith(b"\n") else line for line in stream)
         return
@@ -245,7 +248,10 @@ def split(stream: BinaryIO, end: bytes) -> Iterator[bytes]:
 
 
 def objects(stream: BinaryIO, shared: Shared) -> Iterator[Message]:
-    """Messages from the objects of `read --json`, one a line; options of the command line go before the object's."""
+    """Yield messages from the objects of `read --json`, one per line.
+
+    Command line options take precedence.
+    """
     for number, line in enumerate(stream, 1):
         if not line.strip():
             continue

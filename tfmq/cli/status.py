@@ -1,4 +1,4 @@
-"""`tfmq status`: how the broker is."""
+"""`tfmq status`: the state of the broker."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,9 @@ import click
 from tfmq.cli.output import Output, age_text, counted, output_options, size_text, with_times
 
 CLOCK_MS = 1_000
-"""A difference between broker time and the clock that is worth a sentence."""
+"""Minimum difference between broker time and the local clock that is reported."""
 TARGETS_SHOWN = 10
-"""Partitions that hold messages up; a broken disk stops all of its own."""
+"""Maximum number of blocked partitions that are listed; a broken disk stops all of its partitions."""
 LATENESS = {"p50_ms": "half of them", "p99_ms": "99 %", "max_ms": "all"}
 STATES = ("open", "prepared", "applying", "heuristic")
 
@@ -46,7 +46,7 @@ def status(output: Output) -> None:
 
 
 def transaction_rows(found: Mapping[str, Any]) -> dict[str, str]:
-    """Transactions in two lines: how many in which state, and their journal."""
+    """Return two rows about transactions: their number by state, and the journal."""
     if not found:
         return {}
     counts = [f"{found.get(state, 0):,} {state}" for state in STATES]
@@ -59,7 +59,7 @@ def transaction_rows(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def schedule_rows(found: Mapping[str, int]) -> dict[str, str]:
-    """Schedules in one line, where there are some: how many, and how many of them send nothing now."""
+    """Return one row about schedules, if there are any: their number, and how many are inactive."""
     if not found.get("schedules"):
         return {}
     states = [f"{found[state]:,} {state}" for state in ("paused", "waiting") if found.get(state)]
@@ -67,18 +67,18 @@ def schedule_rows(found: Mapping[str, int]) -> dict[str, str]:
 
 
 def tell_transactions(output: Output, found: Mapping[str, Any], alarm_seconds: float) -> None:
-    """What somebody should do about them."""
+    """Print the transaction problems that need an operator."""
     if found.get("alarm"):
         output.say(
-            f"transactions are prepared for longer than {age_text(alarm_seconds)} and wait for their owners:"
+            f"transactions have been prepared for longer than {age_text(alarm_seconds)} and wait for their owners:"
             " tfmq tx list"
         )
     if found.get("heuristic"):
-        output.say("some were ended by hand, and their outcomes wait to be forgotten: tfmq tx list")
+        output.say("some were ended by an operator, and their outcomes are not forgotten yet: tfmq tx list")
 
 
 def delay_rows(found: Mapping[str, Any]) -> dict[str, str]:
-    """Delayed messages in two lines: how many wait, and how late those were that came."""
+    """Return two rows about delayed messages: how many are pending, and how late recent ones were delivered."""
     if not found:
         return {}
     waiting = [f"{found.get('pending', 0):,}"]
@@ -86,7 +86,7 @@ def delay_rows(found: Mapping[str, Any]) -> dict[str, str]:
         waiting.append(size_text(found["size_bytes"]))
     if found.get("next_due_ms"):
         ahead = found["next_due_ms"] - found.get("now_ms", found["next_due_ms"])
-        # What is far off is only known to be due in some range of time: this is the start of it.
+        # For distant messages only a range of due times is known: this is its start.
         waiting.append(
             f"the next in {age_text(ahead / 1_000)} at the earliest" if ahead > 0 else "some due now"
         )
@@ -100,11 +100,11 @@ def late_text(late_ms: float) -> str:
 
 
 def tell_delay(output: Output, found: Mapping[str, Any]) -> None:
-    """What somebody should do about them, or should know."""
+    """Print the delayed-message problems that need an operator, and differences of the clocks."""
     if found.get("arrivals", "open") != "open":
-        output.say(f"delayed messages are refused, their log has stopped: {found['arrivals']}")
+        output.say(f"delayed messages are rejected, their log is stopped: {found['arrivals']}")
     if found.get("held"):
-        output.say(f"{counted(found['held'], 'delayed message')} held up, for partitions that take none:")
+        output.say(f"{counted(found['held'], 'delayed message')} blocked by partitions that accept none:")
         targets = list(found.get("waits_for", ()))
         for target, reason in targets[:TARGETS_SHOWN]:
             output.say(f"  {target}: {reason}")
@@ -121,7 +121,7 @@ def tell_delay(output: Output, found: Mapping[str, Any]) -> None:
 
 
 def label(key: str) -> str:
-    """The name of a row for a person, whose value bears its unit itself."""
+    """Return the name of a row, without the unit if the value contains it."""
     return "size" if key == "bytes" else key.removesuffix("_bytes").removesuffix("_seconds")
 
 

@@ -39,7 +39,7 @@ def topic() -> None:
 
 
 def row_of(found: TopicDescription) -> dict[str, Any]:
-    """A topic in one line: what all its partitions come to."""
+    """Return the JSON row of a topic, with the sums of its partitions."""
     parts = found.partitions
     states = sorted({p.state for p in parts}, key=lambda state: (state == "open", state))
     return {
@@ -53,7 +53,7 @@ def row_of(found: TopicDescription) -> dict[str, Any]:
 
 
 def readable(row: dict[str, Any]) -> dict[str, Any]:
-    """The same row for a table: the size as a person reads it."""
+    """Return the row for a table, with the size in a readable unit."""
     shown = {key: value for key, value in row.items() if key not in ("size_bytes", "states")}
     return {**shown, "size": size_text(row["size_bytes"])}
 
@@ -72,7 +72,9 @@ def list_command(output: Output) -> None:
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic create orders --partitions 4 --set retention.seconds=7d")
 @click.argument("name")
-@click.option("--partitions", type=Count("partitions"), help="How many [the server's topics.partitions].")
+@click.option(
+    "--partitions", type=Count("partitions"), help="Number of partitions [the server's topics.partitions]."
+)
 @click.option(
     "--set", "settings", type=Property(), multiple=True, help="A setting of this topic; may be repeated."
 )
@@ -117,7 +119,7 @@ def show(name: str, output: Output) -> None:
 
 
 def settings_of(found: TopicDescription) -> list[dict[str, Any]]:
-    """What holds for the topic beside the defaults, as --set takes it, and where it is from."""
+    """Return the effective settings that differ from the defaults, in the format of --set, with their origin."""
     return [
         {
             "setting": key,
@@ -130,7 +132,7 @@ def settings_of(found: TopicDescription) -> list[dict[str, Any]]:
 
 
 def setting_text(value: Any) -> str:
-    """As --set and `topic set` take it."""
+    """Format a value as --set and `topic set` accept it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -154,8 +156,8 @@ def partition_row(found: PartitionDescription) -> dict[str, Any]:
 def tell_trouble(output: Output, name: str, row: dict[str, Any]) -> None:
     number = row["partition"]
     if row["state"] == "stopped":
-        output.say(f"partition {number} takes no messages: {row['reason']}")
-        output.say(f"  when that is mended: tfmq topic resume {name} --partition {number}")
+        output.say(f"partition {number} accepts no messages: {row['reason']}")
+        output.say(f"  when the cause is corrected: tfmq topic resume {name} --partition {number}")
     for damage in row["damage"]:
         output.say(
             f"partition {number} is damaged from {damage['first']} to {damage['next']}: {damage['reason']}"
@@ -170,17 +172,17 @@ def tell_trouble(output: Output, name: str, row: dict[str, Any]) -> None:
 @click.argument("name", shell_complete=main.topics)
 @click.argument("settings", nargs=-1, type=Property(), metavar="[KEY=VALUE]...")
 @click.option(
-    "--unset", multiple=True, metavar="KEY", help="Back to the server's value, as KEY= is; may be repeated."
+    "--unset", multiple=True, metavar="KEY", help="Use the server's value again, like KEY=; may be repeated."
 )
 @output_options
 def set_command(
     name: str, settings: tuple[tuple[str, str], ...], unset: tuple[str, ...], output: Output
 ) -> None:
-    """Change settings of a topic, at once and for good; KEY= goes back to the server's value."""
+    """Change settings of a topic, at once and permanently; KEY= restores the server's value."""
     from tfmq.admin import Admin
 
     if not settings and not unset:
-        raise click.UsageError("say what to change: KEY=VALUE, or --unset KEY")
+        raise click.UsageError("give KEY=VALUE or --unset KEY")
     for key, value in settings:
         if value and key in unset:
             raise click.UsageError(f"{key}={value} and --unset {key} contradict each other: give one of them")
@@ -201,7 +203,10 @@ def set_command(
 @click.argument("partitions", type=Count("partitions"))
 @output_options
 def grow(name: str, partitions: int, output: Output) -> None:
-    """Give a topic more partitions. Keys keep their order inside a partition, but new ones go elsewhere."""
+    """Increase the number of partitions.
+
+    Keys keep their order in a partition, but may move to a new one.
+    """
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
@@ -213,16 +218,17 @@ def grow(name: str, partitions: int, output: Output) -> None:
 
 
 @topic.command(
-    short_help="Let a stopped partition take messages again.",
+    short_help="Let a stopped partition accept messages again.",
     epilog="\b\nExample:\n  tfmq topic resume orders --partition 2",
 )
 @click.argument("name", shell_complete=main.topics)
-@click.option("--partition", type=click.IntRange(min=0), help="Which one [every one that is stopped].")
+@click.option("--partition", type=click.IntRange(min=0), help="The partition [every stopped partition].")
 @output_options
 def resume(name: str, partition: int | None, output: Output) -> int:
-    """Let a stopped partition take messages again, once its disk is well.
+    """Let a stopped partition accept messages again, after the cause is corrected.
 
-    Of one whose folder was gone at a start, what the folder held is given up. Exit code 1 if one stays stopped.
+    If the folder of the partition did not exist at a start, its messages are given up. Exit code 1 if one
+    stays stopped.
     """
     from tfmq.admin import Admin
 
@@ -241,14 +247,12 @@ def resume(name: str, partition: int | None, output: Output) -> int:
         if state == "stopped":
             click.echo(f"tfmq: {name}-{number} is still stopped: {after[number]}", err=True)
         elif before[number].is_lost:
-            output.say(
-                f"{name}-{number} begins again without messages: what its lost folder held is given up"
-            )
+            output.say(f"{name}-{number} is empty now: the messages of its lost folder are given up")
     return 1 if "stopped" in states.values() else 0
 
 
 @topic.command(
-    short_help="Remove the messages before a place.",
+    short_help="Remove the messages before an offset or a time.",
     epilog="\b\nExamples:\n  tfmq topic purge orders --before -30d\n"
     "  tfmq topic purge orders --partition 2 --before 4096\n  tfmq topic purge test-events --yes",
 )
@@ -258,15 +262,18 @@ def resume(name: str, partition: int | None, output: Output) -> int:
     "--before",
     type=Place(),
     default="latest",
-    help="What is older than this is removed [latest: everything].",
+    help="Remove messages before this [latest: all messages].",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options
 def purge(name: str, partition: int | None, before: str | int | datetime, yes: bool, output: Output) -> None:
-    """Remove the messages of a topic before a place. They cannot be restored. Messages are removed block by block,
-    never more than was asked; a file is removed with its last block.
+    """Remove the messages of a topic before an offset or a time.
 
-    A group whose next message is removed continues at the first one that is left, unless a member of it is running.
+    They cannot be restored. Messages are removed by block, never more than requested; a file is removed with
+    its last block.
+
+    A group whose next message is removed continues at the first remaining one, unless a member of it is
+    running.
     """
     from tfmq.admin import Admin
 
@@ -275,9 +282,7 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
         where = name if partition is None else f"{name}-{partition}"
         if isinstance(before, int) and partition is None and len(found.partitions) > 1:
             number = len(found.partitions)
-            raise click.UsageError(
-                f"{name} has {number} partitions, an offset belongs to one: say which with --partition"
-            )
+            raise click.UsageError(f"{name} has {number} partitions, an offset needs --partition")
         if not yes:
             until = "" if before == "latest" else f" before {before}"
             confirm(f"remove the messages of {where}{until}; they cannot be restored")
@@ -291,10 +296,10 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
         return
     output.say(f"removed {counted(max(0, count), 'message')} of {where}")
     if purged.moved:
-        output.say(f"moved to the first message that is left: {', '.join(purged.moved)}")
+        output.say(f"moved to the first remaining message: {', '.join(purged.moved)}")
     for group in purged.left:
         output.say(
-            f"{group} has a live member or a transaction, and offsets of removed messages: stop its members, then"
+            f"{group} has a live member or a transaction, and offsets of removed messages: stop its members, then run"
             f" tfmq group reset {group} {name} --to earliest"
         )
 
@@ -319,18 +324,16 @@ def delete(name: str, yes: bool, output: Output) -> None:
 
 
 def described(name: str, messages: int, delayed: int) -> str:
-    """What would be deleted with a topic."""
+    """Return a description of the data that is deleted with a topic."""
     what = f"{name} with {counted(messages, 'message')}"
     return what + (f" and {delayed:,} that wait for their time" if delayed else "")
 
-
-# A topic by the name that a person typed, with a hint when there is none of that name.
 
 NONE_YET = " There are no topics yet: tfmq send TOPIC PAYLOAD makes one."
 
 
 def check_name(name: str) -> None:
-    """Raises UsageError for what cannot be the name of a topic, before a broker is asked."""
+    """Raise UsageError for an invalid topic name, before the broker is asked."""
     if valid_name(name):
         return
     wildcards = " There are no wildcards here: give one name." if set(name) & set("*?[]") else ""
@@ -340,7 +343,10 @@ def check_name(name: str) -> None:
 
 
 def known_topic(admin: Admin, name: str) -> Any:
-    """The topic's description. Raises UnknownTopic with the nearest name that there is, UsageError as `check_name`."""
+    """Return the topic's description.
+
+    Raises UnknownTopic with the nearest name, UsageError like `check_name`.
+    """
     check_name(name)
     try:
         return admin.topic(name)

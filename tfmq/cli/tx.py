@@ -1,4 +1,4 @@
-"""`tfmq tx`: transactions that wait for somebody, and ending them by hand."""
+"""`tfmq tx`: list transactions and commit groups, and end transactions by hand."""
 
 from __future__ import annotations
 
@@ -30,18 +30,16 @@ if TYPE_CHECKING:
     from tfmq.client.admin.models import CommitGroupDescription, TransactionDescription
 
 
-# Transactions as the command line knows them: found by the name that a person typed, as rows and in a line.
-
 COLUMNS = ("xid", "epoch", "state", "age", "size", "messages", "topics", "owner", "group")
 PAGE = 1000
 NAMES_COMPARED = 10_000
-"""For "did you mean": looking through 100,000 names would take longer than typing anew."""
+"""Limit for "did you mean": comparing 100,000 names would take too long."""
 
 
 def every(
     admin: Admin, states: Sequence[str] | None, group: str | None, after: int
 ) -> Iterator[TransactionDescription]:
-    """All of them, a page at a time."""
+    """Yield all transactions, one page per request."""
     while True:
         page = admin.transactions(states, group=group, after=after, limit=PAGE)
         yield from page
@@ -51,14 +49,14 @@ def every(
 
 
 def row_of(found: TransactionDescription) -> dict[str, Any]:
-    """As programs get it."""
+    """Return the row for JSON."""
     row = found._asdict()
     row |= row.pop("details") | {"topics": list(found.topics)}
     return with_times(row, *(name.removesuffix("_ms") for name in row if name.endswith("_ms")))
 
 
 def readable(found: TransactionDescription) -> dict[str, Any]:
-    """As a table shows it."""
+    """Return the row for a table."""
     return {
         "xid": printable(found.xid),
         "epoch": str(found.epoch),
@@ -73,18 +71,18 @@ def readable(found: TransactionDescription) -> dict[str, Any]:
 
 
 def state_of(found: TransactionDescription) -> str:
-    """The state, and whether damage of the broker's transaction journal holds it up."""
+    """Return the state, and whether damage of the transaction journal blocks the transaction."""
     return f"{found.state}, journal damaged" if found.details.get("damage") else found.state
 
 
 def messages_of(found: TransactionDescription) -> int | str:
-    """How many, and how many of them damage of the broker's transaction journal took."""
+    """Return the number of messages, with the number lost to damage of the transaction journal."""
     lost = found.details.get("lost")
     return f"{found.messages:,}, {lost:,} lost" if lost else found.messages
 
 
 def everything(found: TransactionDescription) -> dict[str, Any]:
-    """All that is known of one, as `show` has it: what says nothing is left out."""
+    """Return all known values of a transaction for `show`, without empty ones."""
     rows = {
         **readable(found),
         "began": time_text(found.began_ms or None),
@@ -106,12 +104,12 @@ NOTHING: tuple[Any, ...] = (None, "", "-", 0, -1, False, [], {}, ())
 
 
 def described(found: TransactionDescription) -> str:
-    """One transaction in a line."""
+    """Describe a transaction in a line."""
     parts = [found.state, f"{age_text(found.age_seconds)} old"]
     parts += [f"by {printable(found.owner)}"] if found.owner else []
     lost = found.details.get("lost", 0)
-    parts += [f"{counted(lost, 'message')} of it lost with damage"] * bool(lost)
-    parts += [f"of the commit group {found.commit_group}, whose members go together"] * bool(
+    parts += [f"{counted(lost, 'message')} of it lost to damage"] * bool(lost)
+    parts += [f"of the commit group {found.commit_group}, whose members are committed together"] * bool(
         found.commit_group
     )
     where = f" for {', '.join(found.topics)}" if found.topics else ""
@@ -119,7 +117,10 @@ def described(found: TransactionDescription) -> str:
 
 
 def known_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionDescription:
-    """The transaction. Raises UnknownTransaction that names the nearest one that waits for somebody."""
+    """Return the transaction.
+
+    Raises UnknownTransaction with the nearest xid that needs an operator.
+    """
     size = len(xid.encode())
     if not 1 <= size <= XID_BYTES:
         raise click.UsageError(f"An xid has 1 to {XID_BYTES:d} bytes, not {size}.")
@@ -132,29 +133,32 @@ def known_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionD
             f"There is no transaction {xid!r} of epoch {epoch}: the latest has {latest}."
         )
     names = [each.xid for each in islice(every(admin, None, None, 0), NAMES_COMPARED)]
-    hint = did_you_mean(xid, names) or (" `tfmq tx list` has all." if names else " None waits for anybody.")
+    hint = did_you_mean(xid, names) or (
+        " `tfmq tx list` has all." if names else " There are no unfinished ones."
+    )
     raise UnknownTransaction(f"There is no transaction {xid!r}, and no outcome of one is remembered.{hint}")
 
 
 xids = main.offered(lambda admin: (each.xid for each in every(admin, None, None, 0)))
 
 
-# `tfmq tx groups` and `tfmq tx forget-group`: how far the writers are whose transactions are committed in groups.
+# Commit groups
 
 GROUP_COLUMNS = ("group", "sequence", "rows", "committed", "members", "run")
 
 
 @click.command(
     "groups",
-    short_help="List commit groups: how far each writer is.",
+    short_help="List commit groups with their last sequences.",
     epilog="\b\nExamples:\n  tfmq tx groups\n  tfmq tx groups --json | jq -r .[].group",
 )
 @output_options
 def groups(output: Output) -> None:
-    """List commit groups: streaming queries of Spark, and others who commit many transactions together.
+    """List commit groups: streaming queries of Spark, and other writers that commit many transactions
+    together.
 
-    The sequence is the last one that was committed: of a query, its micro-batch. A member is a transaction that waits
-    for the group's next commit; `tfmq tx show XID` says to which sequence and run it belongs.
+    The sequence is the last committed one; for a query, its micro-batch. A member is a transaction that waits
+    for the group's next commit; `tfmq tx show XID` shows its sequence and run.
     """
     from tfmq.admin import Admin
 
@@ -169,13 +173,13 @@ def groups(output: Output) -> None:
 
 
 def group_row(found: CommitGroupDescription) -> dict[str, Any]:
-    """As programs get it."""
+    """Return the row for JSON."""
     row = found._asdict()
     return with_times(row | row.pop("details"), "committed")
 
 
 def readable_group(found: CommitGroupDescription) -> dict[str, Any]:
-    """As a table shows it."""
+    """Return the row for a table."""
     row, none = group_row(found), found.sequence < 0
     return {
         "group": printable(found.group),
@@ -189,17 +193,17 @@ def readable_group(found: CommitGroupDescription) -> dict[str, Any]:
 
 @click.command(
     "forget-group",
-    short_help="Forget how far commit groups are.",
+    short_help="Forget the last sequences of commit groups.",
     epilog="\b\nExample:\n  tfmq tx forget-group spark-stream-0a6cd9f2-8e0c-4d4e-9d0e-7d1f0c4b1f6e..copies",
 )
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options
 def forget_group(names: tuple[str, ...], yes: bool, output: Output) -> None:
-    """Forget how far commit groups are, once their writers are gone for good or shall begin anew.
+    """Forget the last sequences of commit groups whose writers have ended, or will start from the beginning.
 
-    A writer that comes back then writes again what it thinks is not done: make sure that its checkpoint is where it
-    should be.
+    A writer that continues then writes again what its checkpoint does not contain: make sure that its
+    checkpoint is correct.
     """
     from tfmq.admin import Admin
 
@@ -219,7 +223,7 @@ def forget_group(names: tuple[str, ...], yes: bool, output: Output) -> None:
 
 
 def staying(members: int) -> str:
-    """What a group that is forgotten leaves behind."""
+    """Return a description of the prepared transactions that a forgotten group leaves."""
     if not members:
         return ""
     return (
@@ -229,7 +233,7 @@ def staying(members: int) -> str:
 
 
 def confirm_forgetting(found: list[CommitGroupDescription]) -> None:
-    """Ask on a terminal; elsewhere demand --yes, so that a script forgets nothing by accident."""
+    """Ask on a terminal; otherwise require --yes, so that no script forgets by accident."""
     first = found[0]
     where = "has committed nothing yet" if first.sequence < 0 else f"is at sequence {first.sequence}"
     which = f"{printable(first.group)}, which {where}"
@@ -250,11 +254,11 @@ STATES = (
     "heuristic_rolled_back",
 )
 OVER = ("committed", "rolled_back", "read_only")
-"""Nobody decides these any more, so nothing is left to be forgotten of a decision that agrees."""
+"""Ended states: an outcome that agrees with an operator's decision needs no `forget`."""
 EXIT_NOT_DONE, DAMAGE_FOUND = 1, 4
 """Exit codes."""
 ROWS_SHOWN = 100
-"""A person reads no more; programs get all."""
+"""Default limit of a table; JSON has all rows."""
 
 
 @click.group()
@@ -266,7 +270,7 @@ tx.add_command(groups)
 tx.add_command(forget_group)
 
 
-# Looking
+# Queries
 
 
 @tx.command(
@@ -296,7 +300,7 @@ tx.add_command(forget_group)
 def list_command(
     states: tuple[str, ...], group: str | None, after: int, count: int | None, output: Output
 ) -> None:
-    """List the transactions that wait for somebody: prepared, applying, or ended by hand."""
+    """List the transactions that need an operator or are not finished: prepared, applying, or ended by hand."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
@@ -307,7 +311,7 @@ def list_command(
         most = count or ROWS_SHOWN
         rows = list(islice(found, most + 1))
         shown = rows[:most]
-        output.rows([readable(each) for each in shown], COLUMNS, "no transaction waits for anybody")
+        output.rows([readable(each) for each in shown], COLUMNS, "no unfinished transactions")
         tell_alarm(output, admin, shown)
         tell_losses(output, shown)
     if len(rows) > most:
@@ -315,7 +319,10 @@ def list_command(
 
 
 def tell_alarm(output: Output, admin: Admin, shown: Sequence[TransactionDescription]) -> None:
-    """Which of them are older than the operator wanted to be told; members of a commit group end by themselves."""
+    """Print how many are older than the alarm limit.
+
+    Members of a commit group are ended by their group.
+    """
     prepared = [each for each in shown if each.state == "prepared" and not each.expires_ms]
     if not prepared or output.quiet:
         return
@@ -329,7 +336,7 @@ def tell_alarm(output: Output, admin: Admin, shown: Sequence[TransactionDescript
 
 
 def tell_losses(output: Output, shown: Sequence[TransactionDescription]) -> None:
-    """Which of them are not whole any more."""
+    """Print which transactions lost messages."""
     lossy = sum(each.state == "prepared" and bool(each.details.get("lost")) for each in shown)
     if lossy:
         verb = "is" if lossy == 1 else "are"
@@ -345,10 +352,15 @@ def tell_losses(output: Output, shown: Sequence[TransactionDescription]) -> None
 
 @tx.command(epilog="\b\nExample:\n  tfmq tx show order-42")
 @click.argument("xid", shell_complete=xids)
-@click.option("--epoch", type=click.IntRange(min=1), default=None, help="Which one, where an xid came twice.")
+@click.option(
+    "--epoch",
+    type=click.IntRange(min=1),
+    default=None,
+    help="The epoch of the transaction, if its xid was used several times.",
+)
 @output_options
 def show(xid: str, epoch: int | None, output: Output) -> None:
-    """Show a transaction: its state, age, size, owner, and where its messages go."""
+    """Show a transaction: its state, age, size, owner, and targets."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
@@ -363,15 +375,19 @@ def show(xid: str, epoch: int | None, output: Output) -> None:
 
 
 def decision(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The arguments that commit and rollback have in common."""
+    """Add the arguments that commit and rollback share."""
     for option in (
         click.option("--yes", is_flag=True, help="Do not ask."),
         click.option(
             "--as-owner",
             is_flag=True,
-            help="In its owner's name: its owner is not told that it was done by hand.",
+            help="In its owner's name: the owner does not get a heuristic outcome.",
         ),
-        click.option("--epoch", type=click.IntRange(min=1), help="Which one, where an xid came twice."),
+        click.option(
+            "--epoch",
+            type=click.IntRange(min=1),
+            help="The epoch of the transaction, if its xid was used several times.",
+        ),
         click.argument(
             "xids_given",
             metavar="XID...",
@@ -389,19 +405,19 @@ def decision(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @decision
 @click.option(
-    "--force", is_flag=True, help="Also those that lost messages with damage: commits what is left."
+    "--force", is_flag=True, help="Commit the remaining messages of transactions that lost some to damage."
 )
 @output_options
 def commit(
     xids_given: tuple[str, ...], epoch: int | None, as_owner: bool, yes: bool, force: bool, output: Output
 ) -> int:
-    """Commit prepared transactions by hand: a heuristic decision, for an owner that does not come back.
+    """Commit prepared transactions by hand: a heuristic decision, for an owner that does not return.
 
-    It cannot be undone. Make sure that the other systems of the transaction committed. The outcome is kept, and
-    told to the owner, until `tfmq tx forget`.
+    It cannot be undone. Make sure that the other systems of the transaction committed. The outcome is kept,
+    and reported to the owner, until `tfmq tx forget`.
 
-    A transaction that lost messages with damage in the transaction journal is refused (exit code 4). With --force
-    what is left of it is committed.
+    A transaction that lost messages to damage in the transaction journal is rejected (exit code 4). With
+    --force the remaining messages are committed.
     """
     if force and as_owner:
         raise click.UsageError("--force is a decision by hand: leave --as-owner out.")
@@ -416,10 +432,10 @@ def commit(
 def rollback(
     xids_given: tuple[str, ...], epoch: int | None, as_owner: bool, yes: bool, output: Output
 ) -> int:
-    """Roll back transactions by hand: a heuristic decision, for an owner that does not come back.
+    """Roll back transactions by hand: a heuristic decision, for an owner that does not return.
 
-    It cannot be undone: their messages are gone. Make sure that the other systems of the transaction rolled back.
-    The outcome is kept, and told to the owner, until `tfmq tx forget`.
+    It cannot be undone: their messages are deleted. Make sure that the other systems of the transaction
+    rolled back. The outcome is kept, and reported to the owner, until `tfmq tx forget`.
     """
     return decide("rollback", xids_given, epoch, as_owner, yes, output)
 
@@ -434,7 +450,10 @@ def decide(
     *,
     force: bool = False,
 ) -> int:
-    """Nothing is decided before all of them are known and the operator has said yes; the exit code."""
+    """End the transactions `names`; return the exit code.
+
+    Nothing is changed before all of them are found and the operator has confirmed.
+    """
     from tfmq.admin import Admin
 
     one_name(names, epoch)
@@ -464,8 +483,11 @@ def ended(
     *,
     loss_is_meant: bool = False,
 ) -> int:
-    """Does it to one after the other, whatever becomes of those before. The exit code: 4 if one of them lost messages
-    with damage, unless that is meant; otherwise 1 if one of them could not be done."""
+    """End the transactions one after the other, also after failures; return the exit code.
+
+    The exit code is 4 if one of them lost messages to damage, unless `loss_is_meant`; otherwise 1 if one of
+    them failed.
+    """
     rows: list[dict[str, Any]] = []
     code, lost = 0, None
     for each in found:
@@ -489,23 +511,23 @@ def ended(
 
 
 def tell(output: Output, row: dict[str, Any]) -> None:
-    """What became of one, in a sentence."""
+    """Print the result for one transaction."""
     name, state, by_hand = printable(row["xid"]), row["state"], row.get("by_hand", False)
     output.say(f"{name}: {state.removeprefix('heuristic_').replace('_', ' ')}{' by hand' if by_hand else ''}")
     if state == "applying" and not row.get("waits_for"):
-        output.say(f"  committed; not every partition has its part yet: tfmq tx show {name}")
+        output.say(f"  committed; not applied to every partition yet: tfmq tx show {name}")
     for target, why in row.get("waits_for", {}).items():
-        output.say(f"  committed; {printable(target)} does not have its part yet: {printable(why)}")
+        output.say(f"  committed; not applied to {printable(target)} yet: {printable(why)}")
     if row.get("lost"):
-        output.say(f"  {counted(row['lost'], 'message')} of it lost with damage in the transaction journal")
+        output.say(f"  {counted(row['lost'], 'message')} of it lost to damage in the transaction journal")
     if row.get("dropped"):
-        output.say(f"  {counted(row['dropped'], 'message')} dropped: the topic is gone")
+        output.say(f"  {counted(row['dropped'], 'message')} dropped: the topic was deleted")
     if by_hand:
-        output.say(f"  once its owner knows: tfmq tx forget {name}")
+        output.say(f"  after its owner has the outcome: tfmq tx forget {name}")
 
 
 def confirm(what: str, found: Sequence[TransactionDescription], as_owner: bool) -> None:
-    """Ask on a terminal; elsewhere demand --yes, so that a script decides nothing by accident."""
+    """Ask on a terminal; otherwise require --yes, so that no script decides by accident."""
     verb = "Commit" if what == "commit" else "Roll back"
     how = "in its owner's name" if as_owner else "by hand"
     if len(found) == 1:
@@ -529,10 +551,14 @@ def confirm(what: str, found: Sequence[TransactionDescription], as_owner: bool) 
     required=True,
     shell_complete=xids,
 )
-@click.option("--epoch", type=click.IntRange(min=1), help="Which one, where an xid came twice.")
+@click.option(
+    "--epoch",
+    type=click.IntRange(min=1),
+    help="The epoch of the transaction, if its xid was used several times.",
+)
 @output_options
 def forget(xids_given: tuple[str, ...], epoch: int | None, output: Output) -> int:
-    """Forget the outcome of transactions that were ended by hand, once their owners know it."""
+    """Forget the outcomes of transactions that were ended by hand, after their owners have got them."""
     from tfmq.admin import Admin
 
     one_name(xids_given, epoch)
@@ -562,6 +588,6 @@ def all_known(admin: Admin, names: Sequence[str], epoch: int | None) -> list[Tra
 
 
 def one_name(names: Sequence[str], epoch: int | None) -> None:
-    """An epoch belongs to one transaction."""
+    """Raise UsageError for --epoch with several xids: an epoch belongs to one transaction."""
     if epoch is not None and len(names) > 1:
-        raise click.UsageError("--epoch says which transaction of one xid is meant: give one xid.")
+        raise click.UsageError("--epoch selects a transaction of one xid: give one xid.")

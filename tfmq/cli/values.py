@@ -1,4 +1,4 @@
-"""How the command line reads times, durations, properties and places in a topic; pure functions and click types."""
+"""Parsers and click types for times, durations, properties and start positions."""
 
 import re
 from datetime import UTC, datetime
@@ -12,13 +12,16 @@ DURATION = re.compile(rf"(?:{PART.pattern})+", re.ASCII)
 SINCE_1970 = re.compile(r"\d{10}(\d{3})?", re.ASCII)
 BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 UNITLESS = re.compile(rf"[+-] ?{BARE.pattern}", re.ASCII)
-"""Where a bare number is an offset, one with a sign may be meant as either."""
+"""A signed number without a unit: it could mean an offset or a time."""
 BEFORE_ZONE = re.compile(r"(?<=\d) (?=[+-]\d\d:?\d\d)", re.ASCII)
-"""The blank before the offset from UTC, in times as the command line shows them."""
+"""The blank before the UTC offset, in times as `time_text` formats them."""
 
 
 def duration_seconds(text: str) -> float:
-    """'30s', '1.5h', '250ms', '5min', '1h30m'; a bare number is seconds. Raises ValueError with what to write."""
+    """Parse '30s', '1.5h', '250ms', '5min', '1h30m'; a bare number is seconds.
+
+    Raises ValueError with advice.
+    """
     text = text.strip()
     seconds = float("inf")
     if BARE.fullmatch(text):
@@ -33,10 +36,11 @@ def duration_seconds(text: str) -> float:
 
 
 def point_in_time(text: str) -> datetime:
-    """An ISO date or time, also as `time_text` shows it, local where it has no zone; '-15m' for 15 minutes ago, '+1h'
-    for in an hour; a number of ten digits is seconds since 1970, one of thirteen is ms.
+    """Parse an ISO date or time, a relative time, or seconds or ms since 1970.
 
-    Raises ValueError with what to write.
+    Accepts the format of `time_text` too. Without a zone it is local time. '-15m' is 15 minutes ago, '+1h' in
+    an hour. A number of ten digits is seconds since 1970, one of thirteen is ms. Raises ValueError with
+    advice.
     """
     try:
         if text[:1] in ("-", "+"):
@@ -53,7 +57,7 @@ def point_in_time(text: str) -> datetime:
 
 
 class Place(click.ParamType):  # type: ignore[type-arg]
-    """Where to start reading: earliest, latest, an offset, or a time."""
+    """A start position: earliest, latest, an offset, or a time."""
 
     name = "earliest|latest|OFFSET|TIME"
 
@@ -75,7 +79,7 @@ class Place(click.ParamType):  # type: ignore[type-arg]
 
 
 class Count(click.ParamType):  # type: ignore[type-arg]
-    """A whole number from 1 on, of what `what` names."""
+    """An integer from 1 on; `what` is its noun in errors."""
 
     name = "NUMBER"
 
@@ -92,7 +96,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg]
-    """A number of messages a second, above 0. Neither infinity nor "not a number", which Python reads too."""
+    """A number of messages per second above 0; rejects infinity and NaN, which `float` accepts."""
 
     name = "NUMBER"
 
@@ -103,7 +107,7 @@ class Rate(click.ParamType):  # type: ignore[type-arg]
             rate = 0.0
         if not 0 < rate < float("inf"):
             text = str(value)[:40]
-            self.fail(f"{text!r} is no rate: write a number above 0, of messages a second", param, context)
+            self.fail(f"{text!r} is no rate: write a number of messages per second above 0", param, context)
         return rate
 
 
@@ -168,7 +172,7 @@ class Property(click.ParamType):  # type: ignore[type-arg]
 
 
 class ClientId(click.ParamType):  # type: ignore[type-arg]
-    """The name of a client."""
+    """A client id."""
 
     name = "NAME"
 

@@ -1,7 +1,8 @@
-"""Several processes of `tfmq run`: started, started again when they die, begun anew when a source changes, ended.
+"""`tfmq run`: run the listeners of a consumer that the user's module defines, in one or several processes.
 
-Each has a process group of its own, so that Ctrl-C in a terminal reaches only this one, which passes it on, once. Each
-ends by itself when this one is gone.
+A supervisor starts several processes, restarts them when they end with an error or when a source file
+changes, and stops them. Each has its own process group, so that Ctrl-C in a terminal reaches only the
+supervisor, which passes it on, once. Each ends by itself when the supervisor has ended.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from tfmq.client.connection.factory import CLIENT_ID_VARIABLE
 from tfmq.errors import TfmqError
 
 LOOK_SECONDS: Final = 0.1
-"""How soon a process that died is seen."""
+"""Interval at which ended processes are noticed."""
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 30.0
-"""Before one that died is started again; doubled each time it did not live for a minute."""
+"""Maximum pause before a restart; the pause doubles each time a process ended within a minute."""
 LIVED_SECONDS: Final = 60.0
 WRONG_USAGE: Final = 2
-"""A process that ends with it would do so each time."""
+"""Exit code of wrong usage: such a process would end again, so it is not restarted."""
 NEVER_BEGAN: Final = 64
-"""Added to the exit code of a process that ended in front of its first message."""
+"""Added to the exit code of a process that ended before it could start its run."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def command_of(target: str, workers: int, order: str, tracebacks: bool, quiet: bool) -> list[str]:
-    """The command line of one process."""
+    """Return the command line of one process."""
     main = "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"
     options = ["--workers", str(workers), "--order", order, "--watched"]
     options += [*([] if tracebacks else ["--no-tracebacks"]), *(["--quiet"] if quiet else [])]
@@ -52,14 +53,20 @@ def command_of(target: str, workers: int, order: str, tracebacks: bool, quiet: b
 
 
 def checked(command: Sequence[str]) -> int:
-    """The exit code of a process that only looks whether there is a consumer, and says why not: once, not each."""
+    """Return the exit code of a process that only checks the consumer.
+
+    The supervisor runs it first, so that an error of the module is printed once.
+    """
     return subprocess.run(
         [*command[: command.index("--")], "--check", "--", command[-1]], check=False
     ).returncode
 
 
 class Place:
-    """One of the processes: who is there, or when the next one is started; `proven`: one before could begin."""
+    """One of the processes: the running one, or the time of its next start.
+
+    `proven`: one could start its run.
+    """
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -70,7 +77,10 @@ class Place:
 
 
 class Processes:
-    """`say` gets sentences for a person. `folder`: begin anew when a source below it changes; None: never."""
+    """Supervises the processes of `tfmq run`.
+
+    `say` gets sentences for the user. `folder`: restart all when a source file below it changes; None: never.
+    """
 
     def __init__(
         self,
@@ -92,7 +102,7 @@ class Processes:
         self._code = 0
 
     def run(self) -> int:
-        """Until all have ended of themselves, or a signal came; the exit code."""
+        """Run until all processes ended by themselves, or a signal arrived; return the exit code."""
         before = {number: signal.signal(number, self._came) for number in SIGNALS}
         try:
             while not all(place.over for place in self._places):
@@ -111,13 +121,13 @@ class Processes:
         self._signals.append(number)
 
     def look(self) -> None:
-        """Pass on what came, see who ended, start who is missing."""
+        """Pass on signals, process ended children, start missing ones."""
         while self._signals:
             number = self._signals.pop(0)
             self._stopping = True
             self._send(number)
         if self._sources is not None and not self._stopping and self._sources.changed():
-            self._say("A source changed: beginning anew.")
+            self._say("A source file changed: restarting.")
             self._renewing = True
             self._send(signal.SIGTERM)
         for place in self._places:
@@ -162,7 +172,7 @@ class Processes:
         place.proven = place.proven or began
         if code in (0, WRONG_USAGE) or cannot_begin:
             place.over = self._sources is None
-            place.begin_at = float("inf")  # with --reload: the next change begins anew
+            place.begin_at = float("inf")  # with --reload: the next change restarts it
             self._code = self._code or code
             if code and self._sources is None:
                 self._stopping = True
@@ -170,12 +180,10 @@ class Processes:
             return
         if lived:
             place.pause = PAUSE_SECONDS
-        self._say(f"Process {pid} ended with {code}; another one starts in {place.pause:g} s.")
+        self._say(f"Process {pid} ended with {code}; it is restarted in {place.pause:g} s.")
         place.begin_at = self._clock() + place.pause
         place.pause = min(PAUSE_SECONDS_MAX, 2 * place.pause)
 
-
-# `tfmq run`: a worker. It imports a consumer of the user's and runs its listeners, in one process or several.
 
 ORDERS = ("partition", "key", "none")
 
@@ -207,8 +215,13 @@ ORDERS = ("partition", "key", "none")
     help="Log the traceback of each call that fails, or only the class of the error [--tracebacks].",
 )
 @click.option("--reload", is_flag=True, help="Restart when a Python file below this folder changes.")
-@click.option("--watched", is_flag=True, hidden=True, help="One of several: end when standard input does.")
-@click.option("--check", is_flag=True, hidden=True, help="Only look whether the consumer is there.")
+@click.option(
+    "--watched",
+    is_flag=True,
+    hidden=True,
+    help="One of several processes: exit at the end of standard input.",
+)
+@click.option("--check", is_flag=True, hidden=True, help="Only check that the consumer can be imported.")
 @client_id_option
 @output_options
 def run(
@@ -223,11 +236,12 @@ def run(
     client_id: str | None,
     output: Output,
 ) -> int:
-    """Import MODULE, from this folder too, and run what its CONSUMER has registered with `@consumer.on(...)`.
+    """Import MODULE, also from this folder, and run the listeners that its CONSUMER has registered with
+    `@consumer.on(...)`.
 
-    CONSUMER is a `tfmq.Consumer` or `tfmq.aio.Consumer`, or a function that makes one. SIGTERM and Ctrl-C finish the
-    messages in work, save, and leave the group; a second one ends at once. With --processes, one that dies is started
-    again.
+    CONSUMER is a `tfmq.Consumer` or `tfmq.aio.Consumer`, or a function that creates one. SIGTERM and Ctrl-C
+    complete the current messages, commit, and leave the group; a second signal ends at once. With
+    --processes, a process that ends with an error is restarted.
     """
     if output.servers is not None:
         os.environ["TFMQ_SERVERS"] = output.servers
@@ -248,7 +262,10 @@ def run(
 
 
 def work(target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, watched: bool = False) -> int:
-    """One process of it, until a signal or an error; the exit code. `watched`: that says whether it could begin."""
+    """Run one process until a signal or an error; return the exit code.
+
+    `watched`: the exit code tells the supervisor whether the run could start.
+    """
     consumer = consumer_of(target)
     if not quiet:
         logging.getLogger("tfmq").setLevel(logging.INFO)
@@ -273,9 +290,11 @@ def work(target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, w
 
 
 def freeze_imports(consumer: Any) -> None:
-    """Leave everything that is imported by now out of the garbage collections to come, with the store of dead letters,
-    which `run` would import. The last collections, when the interpreter ends, are most of the time that an idle process
-    takes to end, and several end at the same time."""
+    """Exclude all imported objects, and those of the dead-letter store, from garbage collection.
+
+    Otherwise the last collections at the interpreter's end take most of the time that an idle process needs
+    to end, and several processes end at the same time.
+    """
     where = consumer._core.options.dead_letters
     if where is not None and not str(where).startswith("topic:"):
         import_module("tfmq.dead_letters.sql_store")
@@ -283,7 +302,7 @@ def freeze_imports(consumer: Any) -> None:
 
 
 class NotRunnable(click.ClickException):
-    """What the user's own module raised, so that there is no consumer to run."""
+    """The user's module raised an error, so that there is no consumer to run."""
 
     exit_code = 2
 
@@ -292,10 +311,13 @@ class NotRunnable(click.ClickException):
 
 
 def consumer_of(target: str) -> Any:
-    """The consumer that `MODULE:CONSUMER` names. Raises `click.UsageError`; NotRunnable for what the module raises."""
+    """Return the consumer that `MODULE:CONSUMER` names.
+
+    Raises `click.UsageError`; NotRunnable for an error of the module.
+    """
     module_name, _, path = target.partition(":")
     if not module_name or not path:
-        raise click.UsageError(f"{target!r} names no consumer: write MODULE:CONSUMER, as billing:consumer.")
+        raise click.UsageError(f"{target!r} is no consumer: write MODULE:CONSUMER, as billing:consumer.")
     plain = ".".join(part for part in module_name.removesuffix(".py").split("/") if part not in ("", "."))
     if module_name != plain or not all(part.isidentifier() for part in plain.split(".")):
         hint = f" write {plain}:{path}." if all(each.isidentifier() for each in plain.split(".")) else ""
@@ -318,7 +340,7 @@ def consumer_of(target: str) -> Any:
 
 
 def imported(module_name: str) -> Any:
-    """The module. Raises as `consumer_of`."""
+    """Import the module. Raises like `consumer_of`."""
     try:
         return import_module(module_name)
     except ModuleNotFoundError as error:
@@ -330,7 +352,7 @@ def imported(module_name: str) -> Any:
 
 
 def made_by(factory: Any, target: str) -> Any:
-    """What it returns. Raises as `consumer_of`."""
+    """Call the factory. Raises like `consumer_of`."""
     if inspect.iscoroutinefunction(factory):
         raise click.UsageError(f"{target} is a coroutine function; what makes a consumer is a plain one.")
     try:
@@ -341,7 +363,7 @@ def made_by(factory: Any, target: str) -> Any:
             f" {error}."
         ) from None
     except ValueError:
-        pass  # of some that are built in nothing is known
+        pass  # inspect.signature() fails for some built-ins
     try:
         return factory()
     except (Exception, SystemExit) as error:
@@ -349,7 +371,10 @@ def made_by(factory: Any, target: str) -> Any:
 
 
 def told(error: BaseException) -> str:
-    """Where it came from, in files that are not ours, and its own words; if it went through several places, all."""
+    """Return the error with its location in the user's files.
+
+    Includes all locations if there are several.
+    """
     ours = (os.path.dirname(os.path.dirname(__file__)) + os.sep, os.path.dirname(importlib.__file__) + os.sep)
     frames = [
         each
@@ -368,7 +393,7 @@ def told(error: BaseException) -> str:
 
 
 def described(found: Any) -> str:
-    """It in a sentence."""
+    """Describe the object in a sentence."""
     kind = type(found)
     if (kind.__module__, kind.__name__) == ("tfmq.twisted_consumer", "Consumer"):
         return "a tfmq.twisted.Consumer, which your own program runs in its reactor (docs/twisted.md)"
@@ -383,13 +408,13 @@ def is_consumer(found: Any) -> bool:
 
 
 def say_who() -> None:
-    """What is logged here names this process, as several write to one terminal."""
+    """Add the process id to log lines, because several processes write to one terminal."""
     for handler in logging.getLogger("tfmq").handlers:
         handler.setFormatter(logging.Formatter("tfmq[%(process)d]: %(message)s"))
 
 
 def end_with_input() -> None:
-    """Whoever started this process holds the other end of its standard input: when he dies, it ends in order."""
+    """Exit cleanly on EOF on stdin, which means that the parent process died."""
 
     def wait() -> None:
         while os.read(0, 4096):
@@ -399,22 +424,23 @@ def end_with_input() -> None:
     threading.Thread(target=wait, name="tfmq-parent", daemon=True).start()
 
 
-# Files of Python below a folder, and whether one of them changed.
-
 SUFFIX: Final = ".py"
 FILES_MAX: Final = 10_000
-"""More are somebody's whole disk: looking at them all would be the work of the process."""
+"""More Python files than this are probably the whole disk; checking them would take too much time."""
 
 
 class Sources:
-    """Looks at times of change; folders that begin with a dot, and virtual environments, are left out."""
+    """Checks modification times of Python files.
+
+    Skips folders that begin with a dot, and virtual environments.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen = self._look()
 
     def changed(self) -> bool:
-        """Whether a file came, went or changed since the last look."""
+        """Return whether a file was created, deleted or changed since the last call."""
         before, self._seen = self._seen, self._look()
         return before != self._seen
 

@@ -1,8 +1,8 @@
-"""For tests of programs that use tfmq: a whole broker in the test's own process, on a disk in memory, with a clock that
-the test moves.
+"""A complete broker in the test's own process, for tests of programs that use tfmq.
 
-The fixture `tfmq_broker` of the pytest plug-in gives each test one; without pytest, `SimulatedBroker` is the same.
-Importing this loads nothing: what a name needs is loaded when it is first used.
+Its disk is in memory, and the test moves its clock. The fixture `tfmq_broker` of the pytest plug-in creates one for
+each test; without pytest, use `SimulatedBroker`. Importing this package is cheap: modules are imported when a name is
+first used.
 """
 
 from importlib import import_module

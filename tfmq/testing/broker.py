@@ -1,11 +1,12 @@
-"""A broker for tests: the real one, in the test's own process and thread, with verbs that read as a test does.
+"""A broker for tests: the production broker in the test's own process and thread.
 
     def test_an_order_is_confirmed(tfmq_broker):
         place_order(tfmq_broker.producer(), "42")
         assert [message.key for message in tfmq_broker.sent("orders")] == ["42"]
 
-Everything between the user's code and the platter is the code that runs in production: the client's faces, its link,
-the frames, sessions, engine and logs. In memory are the wire and the disk; the clock is the test's.
+All code between the user's code and the disk is the code that runs in production: the client APIs, the
+connection, the frames, sessions, request handler and logs. The network and the disk are in memory, and the
+clock is moved by the test.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _numbers = itertools.count(1)
 
 
 def not_negative(down: float | timedelta) -> float:
-    """How long a broker is away, checked before it goes. Raises `ValueError`, `TypeError`."""
+    """Convert `down` to seconds. Raises `ValueError` for a negative time, `TypeError`."""
     seconds = in_seconds(down)
     if seconds < 0:
         raise ValueError(f"down={seconds:g}: a broker is away for 0 s or longer.")
@@ -55,10 +56,14 @@ def not_negative(down: float | timedelta) -> float:
 
 
 class SimulatedBroker:
-    """A broker in this process. `settings`: keys of the configuration, as {"topics.partitions": 4}; `start`: the time
-    of day at which the clock begins (aware); `seed`: what ids are drawn from.
+    """A broker in this process.
 
-    Use it in the thread that made it. `close`, or leaving `with`, ends it and its clients.
+    Args:
+        settings: keys of the configuration, as {"topics.partitions": 4}.
+        start: the time of day at which the clock begins (aware).
+        seed: the seed for random ids.
+
+    Use it in the thread that created it. `close`, or leaving `with`, ends it and its clients.
     """
 
     def __init__(
@@ -92,41 +97,47 @@ class SimulatedBroker:
 
     @property
     def servers(self) -> str:
-        """The address to give to any client: `tfmq.aio.Producer(tfmq_broker.servers)`."""
+        """The address for any client: `tfmq.aio.Producer(tfmq_broker.servers)`."""
         return str(self._server_name)
 
     def state_folder(self) -> str:
-        """Dead letters of its consumers lie in this folder, unless `dead_letters=` says otherwise; `close` removes
-        it."""
+        """Return the folder for dead letters of its consumers without `dead_letters=`.
+
+        `close` removes it.
+        """
         if self._folder is None:
             self._folder = TemporaryDirectory(prefix="tfmq-", ignore_cleanup_errors=True)
         return self._folder.name
 
     def producer(self, **options: Any) -> Producer:
-        """A `tfmq.Producer` of this broker. Unless `linger_ms` says otherwise a message goes at once."""
+        """Create a `tfmq.Producer` of this broker.
+
+        `linger_ms` is 0 by default: messages are sent at once.
+        """
         made = Producer(self.servers, **{"linger_ms": 0, **options})
         self._producers.append(made)
         return made
 
     def consumer(self, topics: Any = None, **options: Any) -> Consumer[Any]:
-        """A `tfmq.Consumer` of this broker."""
+        """Create a `tfmq.Consumer` of this broker."""
         return Consumer(self.servers, topics=topics, **options)
 
     def admin(self, **options: Any) -> Admin:
-        """A `tfmq.Admin` of this broker."""
+        """Create a `tfmq.Admin` of this broker."""
         return Admin(self.servers, **options)
 
-    # What happened
+    # Results
 
     def sent(self, topic: str, partition: int | None = None) -> list[ReceivedMessage[Any]]:
-        """What was appended to `topic` so far, in the order of appending; [] without such a topic. A delayed message is
-        there once it is delivered, one of a transaction once that is committed. `partition`: only that one.
+        """Return the messages that were appended to `topic` so far, in append order.
 
-        Batches that linger in producers go first. Time stands still.
+        Returns [] if the topic does not exist. A delayed message is included after its delivery, a message of
+        a transaction after the commit. `partition`: only the messages of this partition. Batches that linger
+        in producers are sent first. Time does not advance.
         """
         self.settle()
         if self._server.engine is None:
-            raise RuntimeError("The broker is stopped: start() it to look at what it holds.")
+            raise RuntimeError("The broker is stopped: call start() to read its messages.")
         return sent_messages(self._server.engine, topic, partition)
 
     def drain(
@@ -136,47 +147,53 @@ class SimulatedBroker:
         *,
         timeout: float = 5.0,
     ) -> list[ReceivedMessage[Any]]:
-        """Have `consumer` take everything that is there, and what comes of that; the messages, in order.
+        """Let `consumer` read all messages, also those that the handler causes; return them in order.
 
-        `handler` is called with each, and what it raises is raised here: then its message is not processed. Time goes
-        on only while the consumer cannot read yet, at most `timeout` seconds; raises `TimedOut` then.
+        `handler` is called with each message; an exception of the handler is raised here, and its message is
+        not acknowledged. Time advances only while the consumer cannot read yet, at most `timeout` seconds;
+        raises `TimedOut` then.
         """
         return drain(self.clock, self.settle, self._has, consumer, handler, timeout)
 
     def settle(self) -> None:
-        """Broker and clients do what is to be done now, batches that linger go; time stands still."""
+        """Run all work of broker and clients that is due now; lingering batches are sent.
+
+        Time does not advance.
+        """
         self._world.hurry()
 
     def _has(self, topic: str) -> bool:
         engine = self._server.engine
         return engine is not None and is_there(engine, topic)
 
-    # What goes wrong
+    # Faults
 
     @property
     def disk(self) -> SimulatedDisk:
-        """The disk: `disk.faults.fail(...)`, `disk.space_bytes = ...`. A power cut makes another one."""
+        """The disk: `disk.faults.fail(...)`, `disk.space_bytes = ...`. A power failure replaces it."""
         return self._server.disk
 
     def fail_next(
         self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False
     ) -> None:
-        """The broker answers the next `times` requests of a kind with `error`, an instance or a class.
+        """Reply to the next `times` requests of a kind with `error`, an instance or a class.
 
-        `what`: "send", "fetch", "join", "save" (offsets), "begin", "prepare", "commit", "rollback", "connect" (refused,
-        whatever the error), or a command's name such as "create_topic". `done`: it is done all the same, and only the
-        answer is lost. Raises `BadRequest` for other words.
+        `what`: "send", "fetch", "join", "save" (offsets), "begin", "prepare", "commit", "rollback", "connect"
+        (refused, whatever the error), or the name of a command such as "create_topic". `done`: the request is
+        executed all the same, and only its reply is lost. Raises `BadRequest` for other words.
         """
         self._faults.fail_next(what, error, times=times, done=done)
 
     def disconnect(self) -> None:
-        """Every connection breaks; clients connect again when they want something."""
+        """Break every connection; clients reconnect when they have requests."""
         self._server.disconnect()
         self._world.settle()
 
     def crash(self, keep: str = "nothing", *, down: float | timedelta = 0) -> None:
-        """The power fails, and after `down` seconds the broker starts again. Of what was not forced, "nothing", "some"
-        or "everything" is on the disk then; "everything" is what remains when only the process dies.
+        """Simulate a power failure; the broker starts again after `down` seconds.
+
+        Of the data that was not fsynced, "nothing", "some" or "everything" is on the disk afterwards.
+        "everything" is the result of a crash of the process alone.
         """
         if keep not in LEFT_BY_A_CRASH:
             raise ValueError(f"{keep!r} is nothing that a crash leaves: {', '.join(LEFT_BY_A_CRASH)}.")
@@ -186,14 +203,14 @@ class SimulatedBroker:
         self.start()
 
     def restart(self, *, down: float | timedelta = 0) -> None:
-        """The broker stops cleanly, and starts again after `down` seconds."""
+        """Stop the broker cleanly, and start it again after `down` seconds."""
         seconds = not_negative(down)
         self.stop()
         self.clock.advance(seconds)
         self.start()
 
     def stop(self) -> None:
-        """A clean stop: what was taken is finished; then nothing listens."""
+        """Stop cleanly: accepted requests are completed, then connections are refused."""
         self._world.settle()
         self._server.stop()
         self._world.settle()
@@ -203,10 +220,13 @@ class SimulatedBroker:
         self._server.start()
         self._world.settle()
 
-    # The end
+    # End
 
     def close(self) -> None:
-        """Deliver what producers have, end all clients, forget everything. A second time does nothing."""
+        """Deliver the messages of all producers, close all clients, discard the broker.
+
+        A second call does nothing.
+        """
         if self._closed:
             return
         self._closed = True
@@ -228,10 +248,12 @@ class SimulatedBroker:
     ) -> None:
         self.close()
 
-    # What a trial and clients call
+    # Interface for fault runs and clients
 
     def undergo(self, trial: Trial) -> None:
-        """From now on `trial` sees every request and every call of the test's, and has its accident happen."""
+        """Attach a fault run: it observes every request and every client call of the test, and injects its
+        fault.
+        """
         self._faults.watch = trial.serve
         self._world.on_call = trial.called
         trial.begins_at(self._world, self.crash)
@@ -246,18 +268,18 @@ class SimulatedBroker:
 
             made = InsideDeferredDriver(link, self._world)
         else:
-            from tfmq.testing.drivers import InsideAsyncDriver  # without it no event loop is loaded
+            # imported here, so that blocking tests load no event loop
+            from tfmq.testing.drivers import InsideAsyncDriver
 
             made = InsideAsyncDriver(link, self._world)
         return Reached(link, cast(Driver, made), self.clock.time)
 
 
-# A consumer that takes everything there is: how a test lets its consuming side catch up.
-
 LOOKS: Final = 2
-"""So many looks in a row find nothing when there is nothing: the first one of a consumer only asks."""
+"""After this many consecutive empty polls there are no messages left: the first poll of a consumer only
+requests them."""
 STEP_SECONDS: Final = 0.05
-"""How far time goes on between two looks at a consumer that cannot read yet."""
+"""How far time advances between two polls of a consumer that cannot read yet."""
 POLL_MESSAGES: Final = 500
 
 Handler = Callable[[ReceivedMessage[Any]], object]
@@ -271,13 +293,14 @@ def drain(
     handler: Handler | None,
     timeout: float,
 ) -> list[ReceivedMessage[Any]]:
-    """See `SimulatedBroker.drain`. `settle` has everybody do what is to be done now, `there` says whether the broker
-    has a topic.
+    """See `SimulatedBroker.drain`.
+
+    `settle` runs all work that is due now; `there` returns whether the broker has a topic.
     """
     if not isinstance(consumer, Consumer):
         raise TypeError(
             f"drain() takes a tfmq.Consumer, not {type(consumer).__name__}: with asyncio await consumer.poll(timeout=0)"
-            " until it gives nothing."
+            " until it returns nothing."
         )
     found: list[ReceivedMessage[Any]] = []
     until = clock.monotonic() + timeout
@@ -297,14 +320,15 @@ def drain(
         if clock.monotonic() >= until:
             raise TimedOut(
                 f"The consumer could not read everything within {timeout:g} s of the test's clock; it took"
-                f" {len(found)} messages. Its log (tfmq.consumer) says what it waits for."
+                f" {len(found)} messages. Its log (tfmq.consumer) has the reason."
             )
         clock.advance(min(STEP_SECONDS, until - clock.monotonic()))
 
 
 def reads(consumer: Consumer[Any], there: Callable[[str], bool]) -> bool:
-    """Whether it is connected, knows its partitions, and none of them is to be tried again. It does not know those of a
-    topic that was made behind its last look for it.
+    """Return whether the consumer is connected, knows its partitions, and has none to retry.
+
+    A consumer does not know the partitions of a topic that was created after its last metadata refresh.
     """
     core = consumer._core
     if any(there(name) for name in core.options.subscription.missing(core.assignment.wanted)):
@@ -312,17 +336,17 @@ def reads(consumer: Consumer[Any], there: Callable[[str], bool]) -> bool:
     return core.link.state == "ready" and core.assignment.looked and core.fetcher.next_retry() is None
 
 
-# What a topic of a simulated broker holds, as messages: read from its logs, beside every client.
-
 READ_BYTES: Final = 8 << 20
-"""Read at once."""
+"""Bytes of one read."""
 
 
 def sent_messages(engine: Engine, topic: str, partition: int | None = None) -> list[ReceivedMessage]:
-    """Everything that was appended to the topic, in the order of appending; [] without such a topic. Of a partition
-    that stopped only what is surely on the disk.
+    """Read all messages of the topic from the broker's logs, in append order.
 
-    `partition`: only that one. Raises `StorageStopped` for one that could not be opened.
+    Returns [] if the topic does not exist.
+
+    Of a stopped partition, only durable messages are read. `partition`: only this partition. Raises
+    `StorageStopped` for a partition that could not be opened.
     """
     try:
         found = engine.house.topics.topic(topic)
@@ -334,7 +358,7 @@ def sent_messages(engine: Engine, topic: str, partition: int | None = None) -> l
 
 
 def is_there(engine: Engine, topic: str) -> bool:
-    """Whether the broker has that topic."""
+    """Return whether the broker has that topic."""
     try:
         engine.house.topics.topic(topic)
     except UnknownTopic:
@@ -343,7 +367,7 @@ def is_there(engine: Engine, topic: str) -> bool:
 
 
 def messages(topic: str, partition: Partition | str) -> Iterator[ReceivedMessage]:
-    """The messages of one partition, in order."""
+    """Yield the messages of one partition, in order."""
     if isinstance(partition, str):
         raise StorageStopped(f"A partition of {topic} could not be opened: {partition}")
     log = partition.log
@@ -353,6 +377,6 @@ def messages(topic: str, partition: Partition | str) -> Iterator[ReceivedMessage
         chunk = log.read(offset, READ_BYTES, upto="written")
         for decoded in decoder.decode(bytes(chunk.data), chunk.start, chunk.skip_to, chunk.next):
             yield from decoded.messages
-        if chunk.next == offset:  # the log stopped, and what is behind its forced mark may not be there
+        if chunk.next == offset:  # the log is stopped, and blocks after its durable offset may be missing
             return
         offset = chunk.next

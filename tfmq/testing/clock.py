@@ -1,6 +1,7 @@
-"""The time of a simulated broker and of its clients: it goes on when the test says so, and while a client waits.
+"""The clock of a simulated broker and its clients: it advances when the test says so, and while a client
+waits.
 
-It counts in whole microseconds, so that a day of many small steps ends where one long step would.
+It counts whole microseconds, so that many small steps end at the same time as one long step.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from numbers import Real
 from typing import Final
 
 START: Final = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
-"""Monday morning, the same in every run."""
+"""A Monday morning, the same in every run."""
 MICROSECONDS: Final = 1_000_000
 MONOTONIC_START: Final = 1000 * MICROSECONDS
-"""Not 0, as on a real machine: a time of day that is taken for an interval is far off."""
+"""Not 0, as on a real machine: code that confuses a time of day with an interval is then far off."""
 
 
 def in_seconds(time: float | timedelta) -> float:
-    """Raises `TypeError` for what is neither a number nor a timedelta, `ValueError` for what is no time."""
+    """Convert to seconds. Raises `TypeError` for other types, `ValueError` for an invalid time."""
     if isinstance(time, timedelta):
         return time.total_seconds()
     if isinstance(time, bool) or not isinstance(time, Real):
@@ -30,9 +31,10 @@ def in_seconds(time: float | timedelta) -> float:
 
 
 class VirtualClock:
-    """`journal.clock.Clock`, and what a test does with it.
+    """A `journal.clock.Clock` that a test can advance.
 
-    `start`: the time of day at which it begins, aware. `go_on(until)` is whoever lets happen what is due on the way.
+    `start`: the aware time of day at which it begins. `go_on(until)` runs everything that is due up to
+    `until`.
     """
 
     def __init__(self, start: datetime = START, go_on: Callable[[float], object] | None = None) -> None:
@@ -42,22 +44,22 @@ class VirtualClock:
         self._wall_offset = round(start.timestamp() * MICROSECONDS) - MONOTONIC_START
         self.go_on: Callable[[float], object] = self.move if go_on is None else go_on
 
-    # What code under test sees
+    # Interface for code under test
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds of a clock that never goes back."""
         return self._now / MICROSECONDS
 
     def wall_ms(self) -> int:
-        """The time of day in ms since 1970."""
+        """Return the time of day in ms since 1970."""
         return self.wall_us() // 1000
 
     def wall_us(self) -> int:
-        """The same in microseconds."""
+        """Return the time of day in microseconds since 1970."""
         return self._now + self._wall_offset
 
     def time(self) -> float:
-        """The time of day in seconds since 1970, as `time.time()`."""
+        """Return the time of day in seconds since 1970, like `time.time()`."""
         return (self._now + self._wall_offset) / MICROSECONDS
 
     @property
@@ -65,7 +67,7 @@ class VirtualClock:
         """The time of day, aware, UTC."""
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self._now + self._wall_offset)
 
-    # What tests do
+    # Interface for tests
 
     def advance(
         self,
@@ -76,11 +78,11 @@ class VirtualClock:
         hours: float | None = None,
         days: float | None = None,
     ) -> None:
-        """Let time go on: everything that is due on the way happens, in order, each at its time.
+        """Advance the time; all work that is due meanwhile runs in order, each at its time.
 
-        `advance(hours=1)`, `advance(2.5)`, `advance(timedelta(days=3))`; what is given adds up. Raises `ValueError`
-        for a time that is past, `OverflowError` for one beyond the calendar's end (the year 9999), `TypeError` where
-        nothing is given.
+        `advance(hours=1)`, `advance(2.5)`, `advance(timedelta(days=3))`; all arguments are added. Raises
+        `ValueError` for a negative time, `OverflowError` for a time after the year 9999, `TypeError` without
+        arguments.
         """
         others = ((milliseconds, 1), (minutes, 60_000), (hours, 3_600_000), (days, 86_400_000))
         given = [in_seconds(time) * each_ms / 1000 for time, each_ms in others if time is not None]
@@ -93,7 +95,10 @@ class VirtualClock:
         self.go_on(self.monotonic() + whole)
 
     def advance_to(self, moment: datetime) -> None:
-        """Let time go on until the time of day is `moment` (aware). Raises `ValueError` if that is past."""
+        """Advance until the time of day is `moment` (aware).
+
+        Raises `ValueError` if that is in the past.
+        """
         if not isinstance(moment, datetime):
             raise TypeError(f"A moment is a datetime, not {type(moment).__name__}.")
         if moment.tzinfo is None:
@@ -101,15 +106,18 @@ class VirtualClock:
         self.advance(moment - self.now)
 
     def step(self, seconds: float | timedelta) -> None:
-        """Somebody sets the time of day, either way; no time passes. `OverflowError` where no calendar has it."""
+        """Change the time of day in either direction, without advancing time.
+
+        Raises `OverflowError`.
+        """
         whole = in_seconds(seconds)
         self.now + timedelta(seconds=whole)  # raises OverflowError
         self._wall_offset += round(whole * MICROSECONDS)
 
-    # What the simulation does
+    # Interface for the simulation
 
     def move(self, until: float) -> None:
-        """It is `until` (monotonic seconds) now, or as little later as can be told; never earlier than before."""
+        """Set the clock to `until` (monotonic seconds), rounded up to a microsecond; never goes back."""
         moved = math.ceil(until * MICROSECONDS)
         while (moved - 1) / MICROSECONDS >= until:  # the product was rounded up
             moved -= 1

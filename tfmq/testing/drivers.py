@@ -1,9 +1,9 @@
-"""The asyncio driver of a client whose broker is in this process: a wait lets the world go on once no task of the
-loop has anything left to do.
+"""Drivers of clients whose broker is in this process: asyncio and blocking, and their channel.
 
-That is seen by turns: a loop that has gone round many times without anything happening in the world is idle. Then time
-goes on to whatever is due next, at most to the nearest end of a wait; and so on. asyncio's own times (`asyncio.sleep`,
-`asyncio.timeout`) are the real ones, and so is work in threads, for which the world stands still.
+A wait of the asyncio driver advances the simulated time as soon as no task of the loop has anything left to
+do. The loop counts as idle after many turns without a change in the simulation. Time then advances to the
+next due event, at most to the nearest end of a wait, and so on. asyncio's own timers (`asyncio.sleep`,
+`asyncio.timeout`) use real time, and so does work in threads, during which the simulation stands still.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tfmq.testing.simulation import NEVER, PATIENCE_SECONDS, World, ends_by_itse
 Result = TypeVar("Result")
 
 IDLE_TURNS: Final = 50
-"""Turns of the loop without a change after which every task is taken to be waiting: one task that wakes another, and
-that one the next, needs a turn or two for each; a turn costs microseconds."""
+"""Turns of the loop without a change after which all tasks count as waiting. A task that wakes another needs
+a turn or two for each step; a turn costs microseconds."""
 STEPS_MAX: Final = 1000
-"""Steps of time in one turn of the loop, as long as they wake nobody in it: the loop has other things to do, too."""
+"""Maximum steps of time in one turn of the loop, as long as no task is woken: the loop also has other work."""
 REAL_SECONDS: Final = 5.0
-"""How long a wait that nothing in the world can end is left to whatever else the loop does, in real time."""
+"""Real time that a wait without an end gets, for other code of the loop that might end it."""
 
 
 class Waiting(NamedTuple):
-    """One task's wait: up to when time may go on for it, and what ends it."""
+    """The wait of one task: the time up to which it lasts, and the functions that end it."""
 
     until: float
     wake: Callable[[], None]
@@ -43,7 +43,7 @@ class Waiting(NamedTuple):
 
 
 class Watch:
-    """The waits of one event loop."""
+    """The pending waits of one event loop."""
 
     def __init__(self, world: World, loop: Any) -> None:
         self._world = world
@@ -53,12 +53,12 @@ class Watch:
         self._scheduled = False
         self._alarm: Any = None
         self.woken = 0
-        """Counts the tasks that were woken."""
+        """Number of tasks that were woken."""
         self.threads = 0
-        """Work that threads do: its end is waited for in real time."""
+        """Number of threads at work; their end is awaited in real time."""
 
     def add(self, waiting: Waiting) -> None:
-        """From now on until `remove`."""
+        """Register a wait until `remove`."""
         self._waits[waiting] = None
         self.look()
 
@@ -69,7 +69,7 @@ class Watch:
             self._alarm = None
 
     def look(self) -> None:
-        """Begin to count turns, if that is not being done."""
+        """Start counting turns, unless already started."""
         if not self._scheduled:
             self._scheduled = True
             self._turns = 0
@@ -90,7 +90,7 @@ class Watch:
         self._loop.call_soon(self._turn)
 
     def _go_on(self) -> bool:
-        """Steps of time until some task may have something to do; False where no wait has an end."""
+        """Advance time until some task may have something to do; return False if no wait has an end."""
         world = self._world
         before = self.woken, world.callbacks
         until = min(waiting.until for waiting in self._waits)
@@ -108,7 +108,7 @@ class Watch:
         return True
 
     def _give_up(self, changes: int) -> None:
-        """Nothing happened for so long: the waits without an end fail, where there are only such."""
+        """Fail all waits if none has an end and nothing happened since."""
         self._alarm = None
         if self.threads or any(waiting.until != NEVER for waiting in self._waits):
             return
@@ -123,7 +123,7 @@ _watches: WeakKeyDictionary[Any, dict[int, Watch]] = WeakKeyDictionary()
 
 
 def watch_of(world: World, loop: Any) -> Watch:
-    """The one watch of that world in that loop."""
+    """Return the `LoopWaits` of this simulation in this loop."""
     watches = _watches.setdefault(loop, {})
     found = watches.get(id(world))
     if found is None or found._world is not world:
@@ -132,7 +132,7 @@ def watch_of(world: World, loop: Any) -> Watch:
 
 
 class InsideAsyncDriver(AsyncDriver):
-    """`AsyncDriver`, where a wait is a step of the simulation."""
+    """`AsyncDriver` that advances simulated time while it waits."""
 
     channel: InsideChannel
 
@@ -146,12 +146,15 @@ class InsideAsyncDriver(AsyncDriver):
         self.channel = InsideChannel(self.link, self.world.server)
 
     async def run(self, operation: Operation[Result]) -> Result:
-        """As its base."""
+        """See `AsyncDriver.run`."""
         self.world.called()
         return await super().run(operation)
 
     async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
-        """As its base. Raises `NothingComes` for a wait that nothing can end, after some real seconds."""
+        """See `AsyncDriver.wait`.
+
+        Raises `NothingComes`, after some real seconds, for a wait that nothing can end.
+        """
         waited = tuple(targets)
         if any(target.done for target in waited):
             return True
@@ -176,7 +179,7 @@ class InsideAsyncDriver(AsyncDriver):
         patience = PATIENCE_SECONDS if seconds is None else seconds
         waiting = Waiting(NEVER if endless else self.clock() + patience, wake, fail)
         if seconds is not None and seconds <= 0:
-            loop.call_soon(wake)  # behind the look around that `attend` asked for
+            loop.call_soon(wake)  # after the turn that `self.wake()` scheduled
         else:
             watch.add(waiting)
         try:
@@ -191,7 +194,7 @@ class InsideAsyncDriver(AsyncDriver):
         return done
 
     def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """As its base; the world waits for it."""
+        """See `AsyncDriver`. Simulated time does not advance meanwhile."""
         loop = self._take_loop() if self._asleep else self._loop
         assert loop is not None
         watch = watch_of(self.world, loop)
@@ -212,23 +215,23 @@ class InsideAsyncDriver(AsyncDriver):
             self.world.settle()
 
     def close_now(self) -> None:
-        """As its base; the broker notices at once."""
+        """See `AsyncDriver.close_now`. The broker is notified at once."""
         super().close_now()
         self.world.settle()
 
-    # What the world calls
+    # Interface for the simulation
 
     @property
     def _asleep(self) -> bool:
-        """Without a loop nothing is due."""
+        """Whether there is no loop; then nothing is due."""
         return self._loop is None or self._loop.is_closed()
 
     def next_time(self) -> float:
-        """When the next thing is due, in the clock's seconds."""
+        """Return when the next event is due, in seconds of the clock."""
         return NEVER if self._asleep else super().next_time()
 
     def look(self) -> bool:
-        """Everything that is due, and what has come; whether anything had."""
+        """Run everything that is due, and exchange bytes. Return whether any bytes were exchanged."""
         if self._asleep:
             return False
         for ticker in self.tickers:
@@ -239,21 +242,18 @@ class InsideAsyncDriver(AsyncDriver):
         return self.channel.exchange()
 
     def run_callbacks(self) -> bool:
-        """Users' code; whether there was any."""
+        """Run user callbacks. Return whether there were any."""
         due = bool(self.callbacks)
         self.callbacks.run()
         return due
 
     def end(self) -> None:
-        """Close it at once, without its loop."""
+        """Close at once, without a loop."""
         self.close_now()
 
 
-# The blocking driver of a client whose broker is in this process: its waits let the world go on, without threads.
-
-
 class NoKeeper:
-    """What acts while nobody waits: the world does, at once. There is no thread."""
+    """Replaces the background network thread: the simulation acts at once, so there is no thread."""
 
     leads = False
 
@@ -261,16 +261,16 @@ class NoKeeper:
         self._driver = driver
 
     def attend(self, at_once: bool = False) -> None:
-        """There is, or will be, something to do; whoever says so under the lock is not interrupted."""
+        """Tell the simulation that there is work. Does not run it if the caller has the lock."""
         if not self._driver.lock._is_owned():  # type: ignore[attr-defined]
             self._driver.world.settle()
 
     def stop(self, seconds: float) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is no thread."""
 
 
 class InsideBlockingDriver(BlockingDriver):
-    """`BlockingDriver`, where a wait is a step of the simulation."""
+    """`BlockingDriver` that advances simulated time while it waits, without threads."""
 
     channel: InsideChannel
 
@@ -285,13 +285,16 @@ class InsideBlockingDriver(BlockingDriver):
         self.keeper = NoKeeper(self)  # type: ignore[assignment]
 
     def run(self, operation: Operation[Result]) -> Result:
-        """As its base."""
+        """See `BlockingDriver.run`."""
         self.world.called()
         with self.world.operation():
             return super().run(operation)
 
     def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
-        """As its base; see `tfmq.testing.simulation` for when time goes on. Raises `NothingComes` besides."""
+        """See `BlockingDriver.wait`; `tfmq.testing.simulation` describes when time advances.
+
+        Raises `NothingComes` too.
+        """
         refuse_in_callback()
         waited = tuple(targets)
         if any(target.done for target in waited):
@@ -305,7 +308,7 @@ class InsideBlockingDriver(BlockingDriver):
         return done
 
     def beside(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """A `Run`: the work is done in this thread, soon."""
+        """A `Run`: the work is run in this thread, soon."""
         self.world.beside(partial(inline, work, partial(self._finished, done)))
 
     def _finished(
@@ -315,18 +318,18 @@ class InsideBlockingDriver(BlockingDriver):
             done(result, error)
 
     def glance(self) -> None:
-        """Under the lock: what is to be written goes at the world's next turn."""
+        """Called with the lock: pending output is sent in the simulation's next turn."""
         self.flush()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """As its base; the broker notices at once."""
+        """See `BlockingDriver.close`. The broker is notified at once."""
         super().close(seconds)
         self.world.settle()
 
-    # What the world calls
+    # Interface for the simulation
 
     def look(self) -> bool:
-        """Everything that is due, and what has come; whether anything had."""
+        """Run everything that is due, and exchange bytes. Return whether any bytes were exchanged."""
         with self.lock:
             for ticker in self.tickers:
                 ticker.tick()
@@ -336,29 +339,29 @@ class InsideBlockingDriver(BlockingDriver):
             return self.channel.exchange()
 
     def run_callbacks(self) -> bool:
-        """Users' code, outside of the lock; whether there was any."""
+        """Run user callbacks, without the lock. Return whether there were any."""
         due = bool(self.callbacks) and not self.lock._is_owned()  # type: ignore[attr-defined]
         if due:
             self.callbacks.run()
         return due
 
     def end(self) -> None:
-        """Close it at once."""
+        """Close at once."""
         self.close(0.0)
 
 
-# The client's channel over a wire instead of a socket; everything but the connecting is the real one's.
-
-
 class InsideChannel(Channel):
-    """Bytes between `link` and the broker `server` in this process."""
+    """The client's channel over an in-memory wire; all but connecting is code of the real channel."""
 
     def __init__(self, link: Link, server: Server) -> None:
         super().__init__(link)
         self._server = server
 
     def dial(self) -> None:
-        """Connect, if the link wants to. Where nothing listens it is told so, as a real network would."""
+        """Connect if the connection is wanted.
+
+        If the broker refuses, the connection fails like on a real network.
+        """
         if self.socket is None and self.link.wants_connection():
             end = self._server.connect()
             if end is None:
@@ -368,7 +371,7 @@ class InsideChannel(Channel):
                 self.link.connected()
 
     def exchange(self) -> bool:
-        """Write what the link has to say, read what has come; whether anything had."""
+        """Write pending output and read received bytes. Return whether there were any."""
         self.flush()
         came = False
         while (data := self.receive()) is not None:

@@ -1,7 +1,8 @@
-"""`@pytest.mark.tfmq_faults`: a test is run once as it is, then once for each accident, at each step that it has.
+"""`@pytest.mark.tfmq_faults`: run a test once unchanged, then once for each possible fault.
 
-Every run has fixtures of its own, all but those of wider scope. To pytest it is one test: it passes if every run does;
-what it says of a failure is that of the first run that failed, with the accident that broke it, and which others did.
+Every run has its own fixtures, except those of wider scope. To pytest it is one test, which passes if every
+run passes. The report of a failure is that of the first failed run, with its fault and the list of other
+failed runs.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from tfmq.testing.simulation import World
 MARKER: Final = "tfmq_faults"
 FIXTURE: Final = "tfmq_broker"
 RUNS: Final = 200
-"""At most so many accidents for each test, unless it asks for more: some seconds."""
+"""Maximum number of faults for each test, unless its marker sets another: takes some seconds."""
 SHOWN_MAX: Final = 20
-"""So many accidents are listed with a failure."""
+"""Maximum number of faults that are listed with a failure."""
 
 
 class Arguments(NamedTuple):
-    """What the marker was given."""
+    """The arguments of the marker."""
 
     kinds: tuple[str, ...]
     runs: int
 
 
 def arguments(item: Any) -> Arguments:
-    """The marker's arguments. Raises `BadRequest`."""
+    """Return the marker's arguments. Raises `BadRequest`."""
 
     def read(faults: Sequence[str] = KINDS, runs: int = RUNS) -> Arguments:
         return Arguments((faults,) if isinstance(faults, str) else tuple(faults), runs)
@@ -46,7 +47,7 @@ def arguments(item: Any) -> Arguments:
     except TypeError as error:
         raise BadRequest(f"@pytest.mark.{MARKER} takes faults= (of {', '.join(KINDS)}) and runs=.") from error
     if strange := [kind for kind in found.kinds if kind not in KINDS]:
-        raise BadRequest(f"{strange[0]!r} is no fault of @pytest.mark.{MARKER}: {', '.join(KINDS)}.")
+        raise BadRequest(f"{strange[0]!r} is no fault kind of @pytest.mark.{MARKER}: {', '.join(KINDS)}.")
     if found.runs < 1:
         raise BadRequest(f"runs={found.runs} tries nothing; it takes a number from 1 on.")
     if FIXTURE not in item.fixturenames:
@@ -55,7 +56,7 @@ def arguments(item: Any) -> Arguments:
 
 
 def check_marker(item: Any) -> None:
-    """Ends the set-up of a test whose marker is wrong."""
+    """Fail the set-up of a test whose marker is invalid."""
     try:
         arguments(item)
     except BadRequest as error:
@@ -64,14 +65,14 @@ def check_marker(item: Any) -> None:
 
 
 def chosen(accidents: Sequence[Accident], count: int) -> list[Accident]:
-    """All of them, or `count`, evenly spread."""
+    """Return all faults, or `count` of them, evenly spread."""
     if len(accidents) <= count:
         return list(accidents)
     return [accidents[index * len(accidents) // count] for index in range(count)]
 
 
 class Rerun:
-    """All runs of one test. `stash_key` is where its broker finds the trial."""
+    """All runs of one test. `stash_key`: where the test's broker finds the fault run."""
 
     def __init__(self, item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> None:
         self._item = item
@@ -82,7 +83,7 @@ class Rerun:
         self._skipped = 0
 
     def reports(self) -> list[Any]:
-        """Runs the test as often as is needed; what pytest is to be told of it."""
+        """Run the test as often as necessary; return the reports for pytest."""
         trial = Trial()
         with self._run(trial) as plain:
             possible = trial.accidents(self._asked.kinds) if plain.passed else []
@@ -90,7 +91,7 @@ class Rerun:
             plain.tear_down(self._item.parent if plan else self._nextitem)
         if (
             plan and not plain.passed
-        ):  # by its teardown: one more run has the last teardown, and is not looked at
+        ):  # Failed by its teardown: one more run, which is not reported, has the last teardown.
             plan = plan[:1]
         for accident in plan:
             self._try(accident, last=accident is plan[-1])
@@ -121,7 +122,7 @@ class Rerun:
         if not self._broke:
             return passed
         report = self._broke[0][1]
-        report.when = "call"  # to pytest the test failed, wherever in its run
+        report.when = "call"  # pytest counts only a failed call as a failed test
         lines = [f"{accident}" for accident, _ in self._broke[:SHOWN_MAX]]
         if (more := len(self._broke) - len(lines)) > 0:
             lines.append(f"... and {more} more")
@@ -146,7 +147,7 @@ class Rerun:
 
 
 def told(trial: Trial) -> str:
-    """What is noted at an exception that a run raised."""
+    """Return the note that is added to an exception of this run."""
     if trial.accident is None:
         return ""
     if not trial.happened:
@@ -155,7 +156,10 @@ def told(trial: Trial) -> str:
 
 
 def run_protocol(item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> bool | None:
-    """The whole of one marked test; None where the marker is wrong, or pytest lacks something: its set-up says so."""
+    """Run one marked test.
+
+    Returns None if the marker is invalid or this pytest is unsupported: the set-up reports it.
+    """
     if lacking(item):
         return None
     try:
@@ -169,29 +173,27 @@ def run_protocol(item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> b
     return True
 
 
-# Running one test of pytest's again: the only place that touches what pytest keeps to itself.
-#
-# pytest has no public way to run a test twice. What is used here is what pytest-rerunfailures and others build on, too;
-# tried with pytest 8.0, 8.4, 9.0 and 9.2. A pytest without it is told by name, see `check`.
-
 try:
     from _pytest.runner import call_and_report as _call_and_report
-except ImportError:  # pragma: no cover - said by `check`
+except ImportError:  # pragma: no cover - reported by `check_rerun`
     _call_and_report = None  # type: ignore[assignment]
 
 NEEDED: Final = ("_initrequest", "_request", "_report_sections", "funcargs")
-"""What a test function has: its request for fixtures, made anew for each run, and what the last run had printed."""
+"""Attributes of a test function: its fixture request, which is created for each run, and the captured output.
+
+pytest has no public way to run a test twice. These attributes are what pytest-rerunfailures and others use
+too; tried with pytest 8.0, 8.4, 9.0 and 9.2. A pytest without them is reported by `check_rerun`."""
 STRICT: Final = "[XPASS(strict)]"
 
 
 def lacking(item: Any) -> list[str]:
-    """What this version of pytest lacks of all this."""
+    """Return the names of required attributes that this version of pytest lacks."""
     missing: list[str] = [] if _call_and_report is not None else ["_pytest.runner.call_and_report"]
     return missing + [f"Function.{name}" for name in NEEDED if not hasattr(item, name)]
 
 
 def check_rerun(item: Any) -> None:
-    """Fails the test if it cannot be run again with this pytest."""
+    """Fail the test if it cannot be run again with this pytest."""
     if missing := lacking(item):
         pytest.fail(
             f"This pytest ({pytest.__version__}) cannot run {item.name} again: it has no {', '.join(missing)}."
@@ -202,7 +204,7 @@ def check_rerun(item: Any) -> None:
 
 @contextmanager
 def fresh(item: Any) -> Iterator[None]:
-    """`item` may be run inside, as if it had never been."""
+    """Context in which `item` can be run as if it had never been run."""
     item._report_sections.clear()
     if not item._request:
         item._initrequest()
@@ -214,7 +216,10 @@ def fresh(item: Any) -> Iterator[None]:
 
 
 class Run:
-    """What pytest said of one run of `item`: its set-up and its call are made at once, `tear_down` ends it."""
+    """pytest's reports of one run of `item`.
+
+    Set-up and call run in the constructor, `tear_down` ends the run.
+    """
 
     def __init__(self, item: Any) -> None:
         self._item = item
@@ -223,70 +228,71 @@ class Run:
         self.teardown: Any = None
 
     def tear_down(self, nextitem: Any) -> None:
-        """The end of the run; what `nextitem` needs, too, stays."""
+        """Tear down, except the fixtures that `nextitem` needs too."""
         self.teardown = _call_and_report(self._item, "teardown", log=False, nextitem=nextitem)
 
     def all(self) -> list[Any]:
-        """The reports, in order."""
+        """Return the reports, in order."""
         return [report for report in (self.setup, self.call, self.teardown) if report is not None]
 
     @property
     def passed(self) -> bool:
-        """Whether the test itself did well, also where its xfail mark says that it must not."""
+        """Whether the test itself passed, also if its xfail mark expects a failure."""
         return self.call is not None and all(each.passed or _is_strict(each) for each in self.all())
 
     def failure(self) -> Any | None:
-        """The first report of something that went wrong, expected or not."""
+        """Return the first report of a failure, expected or not."""
         found = (each for each in self.all() if each.failed or (each.skipped and hasattr(each, "wasxfail")))
         return next((each for each in found if not _is_strict(each)), None)
 
 
 def _is_strict(report: Any) -> bool:
-    """It passed, and its xfail mark does not allow that."""
+    """Return whether the test passed although its strict xfail mark expects a failure."""
     return report.failed and isinstance(report.longrepr, str) and report.longrepr.startswith(STRICT)
 
-
-# Partitions that leave their members, as when these are taken for dead: for a stranger that takes them all and gives
-# them back at once, or for nobody. The members learn of it as from any broker, join again, go on behind what is saved.
 
 STRANGER: Final = "another-member"
 SESSION_MS: Final = 30_000
 
 
 class StrangersReply:
-    """Its answer is not looked at: what it was given shows in what the others lose."""
+    """Ignores the replies to the foreign member: its assignment shows in what the other members lose."""
 
     silent = True
 
     def ok(self, *fields: Any, body: Any = b"") -> None:
-        """It has joined, or left."""
+        """Called when it has joined, or left."""
 
     def error(self, error: BaseException) -> None:
-        """It may not join: then nothing but the leaving happens."""
+        """Called when it may not join: then the other members have only left."""
 
     def body_done(self) -> None:
-        """There is none."""
+        """Does nothing: there is no body."""
 
 
 class StrangersSession:
-    """A connection that stands for as long as the stranger is there. Hashed by identity."""
+    """The connection of the foreign member. Hashed by identity."""
 
     identity = "another member, for a moment"
     operator = False
     number = 0
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """It never breaks."""
+        """Does nothing: this connection is never lost."""
 
 
 def live_groups(engine: Engine, names: Iterable[str]) -> list[str]:
-    """Those of `names` that have members now."""
+    """Return those of `names` that have members now."""
     found = [engine.house.groups.find(name) for name in names]
     return [group.name for group in found if group is not None and group.members]
 
 
 def expel(engine: Engine, name: str, *, stranger: bool) -> None:
-    """All members of the group `name` are none any more; where `stranger`, another one asks for all they asked for."""
+    """Remove all members of the group `name`, as if their sessions had expired.
+
+    With `stranger`, a foreign member then gets all their partitions, and releases them in `remove_foreign_member`. The
+    members notice it as with any broker, join again, and continue after the saved offsets.
+    """
     group = engine.house.groups.find(name)
     members = [] if group is None else list(group.members.values())
     topics = sorted(
@@ -298,11 +304,11 @@ def expel(engine: Engine, name: str, *, stranger: bool) -> None:
     if stranger and topics:
         request = JoinGroup(name, STRANGER, topics, SESSION_MS)
         engine.join_group(request, b"", reply, session)  # type: ignore[arg-type]
-    engine.turn_ended()  # all is the stranger's before anybody else can ask
+    engine.turn_ended()  # assigns all partitions to the foreign member before another member can request them
 
 
 def dismiss(engine: Engine, name: str) -> None:
-    """The stranger leaves; what it had is free."""
+    """Let the foreign member leave; its partitions are released."""
     group = engine.house.groups.find(name)
     stranger = None if group is None else group.members.get(STRANGER)
     if stranger is not None:
@@ -311,15 +317,9 @@ def dismiss(engine: Engine, name: str) -> None:
         engine.turn_ended()
 
 
-# One run of a program against a simulated broker, with one accident in it, or none: then it notes what could happen.
-#
-# Steps are counted from 1: requests, in the order in which the broker serves them, and calls, by which the program asks
-# its clients for something. The simulation does the same in every run, so a step of the run without an accident is the
-# same step in the others, as long as the program does the same.
-
 CRASH, LOST_REPLY, DUPLICATE, REBALANCE = KINDS = ("crash", "lost_reply", "duplicate", "rebalance")
 RECOVERY_SECONDS: Final = 10.0
-"""Behind an accident time goes on until all clients are back, but no longer: one may be of a mind never to return."""
+"""Maximum time that passes after a fault until all clients are connected again; a client may never reconnect."""
 ARRANGING: Final = frozenset(
     each.request.shape
     for each in BY_CODE.values()
@@ -327,12 +327,15 @@ ARRANGING: Final = frozenset(
     or each.name.endswith(("_TOPIC", "_SCHEDULE", "_HISTOGRAM"))
     or each.name in ("STATUS", "PING", "RESUME_PARTITION", "TRUNCATE", "RESET_GROUP")
 )
-"""An administrator's requests are served as ever: with them a test arranges what it is about, and looks at what came of
-it. Nobody repeats them by himself."""
+"""Requests of an administrator never fail: tests use them for preparation and for checks, and no client
+repeats them."""
 
 
 class Step(NamedTuple):
-    """One request, or one call behind `request`. `members`: whether a group had members then."""
+    """One request, or one client call after `request`.
+
+    `members`: whether a group had members at that time.
+    """
 
     request: int
     name: str
@@ -341,7 +344,7 @@ class Step(NamedTuple):
 
 
 class Accident(NamedTuple):
-    """`kind` is one of `KINDS`."""
+    """One possible fault. `kind` is one of `KINDS`."""
 
     kind: str
     step: Step
@@ -358,7 +361,7 @@ class Accident(NamedTuple):
 
 
 class LostReply:
-    """What was asked for is done, and instead of the reply, whenever it comes, the connection breaks; then `then()`."""
+    """Executes a request, but breaks the connection in place of the reply, and calls `then()` afterwards."""
 
     def __init__(self, reply: Any, session: Any, then: Callable[[], None]) -> None:
         self._then = then
@@ -382,7 +385,7 @@ class LostReply:
 
 
 class DeliveryNoted:
-    """A reply to FETCH, of which the trial learns whether it brought messages."""
+    """A reply to FETCH that records in the fault run whether messages were delivered."""
 
     def __init__(self, reply: Any, trial: Trial) -> None:
         self._reply = reply
@@ -397,7 +400,15 @@ class DeliveryNoted:
 
 
 class Trial:
-    """Give it to one `SimulatedBroker`; `happened` says whether the accident did."""
+    """One run of a program against a simulated broker, with one fault or none.
+
+    Without one it records all possible faults.
+
+    Steps are counted from 1: requests, in the order in which the broker executes them, and calls, by which
+    the program calls its clients. The simulation is deterministic, so a step of the run without a fault is
+    the same step in the others, as long as the program does the same. Attach it to one `SimulatedBroker`;
+    `happened`: the fault was injected.
+    """
 
     def __init__(self, accident: Accident | None = None) -> None:
         self.accident = accident
@@ -406,7 +417,7 @@ class Trial:
         """Whether any consumer got messages."""
         self.requests: list[Step] = []
         self.calls: list[Step] = []
-        """Those before which members of groups had got messages."""
+        """The calls before which members of groups had got messages."""
         self._count = 0
         self._groups: dict[str, None] = {}
         self._down = False
@@ -414,11 +425,11 @@ class Trial:
         self._power_cut: Callable[[], None] | None = None
 
     def begins_at(self, world: World, power_cut: Callable[[], None]) -> None:
-        """From now on it is this broker and its clients that this is about; `power_cut` crashes and starts it."""
+        """Attach it to a broker and its clients. `power_cut` crashes and restarts the broker."""
         self._world, self._power_cut = world, power_cut
 
     def accidents(self, kinds: Sequence[str]) -> list[Accident]:
-        """What can happen in a run like this one."""
+        """Return the faults that are possible in a run like this one."""
         steps = {
             CRASH: self.requests,
             LOST_REPLY: self.requests,
@@ -427,10 +438,10 @@ class Trial:
         }
         return [Accident(kind, step) for kind in kinds for step in steps[kind]]
 
-    # What the broker and its clients call
+    # Interface for the broker and its clients
 
     def serve(self, engine: Any, request: Any, reply: Any, session: Any) -> Any | None:
-        """The reply that the request is served with; None: it is not served."""
+        """Return the reply object for the request; None: the request is not executed."""
         if self._down:
             reply.body_done()
             return None
@@ -446,7 +457,7 @@ class Trial:
         return DeliveryNoted(reply, self) if isinstance(request, commands.Fetch) else reply
 
     def called(self) -> None:
-        """The program asks a client for something."""
+        """Record that the program calls a client."""
         self._count += 1
         engine = None if self._world is None else self._world.server.engine
         if engine is None or not self.requests:
@@ -458,7 +469,7 @@ class Trial:
             self.happened = True
             self._take_away(stranger=False)
 
-    # What happens
+    # Fault injection
 
     def _is_due(self, number: int, kinds: Sequence[str]) -> bool:
         accident = self.accident
@@ -500,7 +511,7 @@ class Trial:
         self._recover()
 
     def _recover(self) -> None:
-        """Time goes on until every client that wants something is connected, and has been answered what it asked."""
+        """Advance time until every client that has requests is connected, and they are answered."""
         world = self._world
         assert world is not None
         world.advance_to(world.clock.monotonic() + RECOVERY_SECONDS, world.connected)

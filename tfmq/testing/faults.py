@@ -1,7 +1,8 @@
-"""Requests that fail because a test says so: at the broker, in place of what it would have answered.
+"""Planned faults: requests that fail because a test says so.
 
-The client does with such an answer whatever it does with a real one. So an error that it mends by itself (`Busy` behind
-a send, any error behind a fetch that may be repeated) costs it time and is not seen by the program.
+The broker sends the planned error in place of its reply, and the client reacts as to a real one. So an error
+that the client retries by itself (`Busy` after a send, any retriable error after a fetch) costs time but is
+not visible to the program.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ WORDS: Final[Mapping[str, tuple[type[Any], ...]]] = {
     "commit": (commands.CommitTransaction, commands.Transact),
     "rollback": (commands.RollbackTransaction,),
 }
-"""What a test calls them; any other command by its own name, as "create_topic"."""
+"""The words of `fail_next` and their commands. Any other command is named as in the protocol, as
+"create_topic"."""
 CONNECT: Final = "connect"
 
 Watch = Callable[[Any, Any, Any, Any], Any]
 
 
 class Fault(NamedTuple):
-    """One request that is to fail. `done`: it is done all the same, and only its answer is lost."""
+    """One request that will fail.
+
+    `done`: the request is executed, and only its reply is replaced.
+    """
 
     requests: tuple[type[Any], ...]
     error: TfmqError
@@ -41,7 +46,7 @@ class Fault(NamedTuple):
 
 
 class LostAnswer:
-    """A reply whose good news never arrives: `error` does in its place."""
+    """A reply that sends `error` in place of a success."""
 
     def __init__(self, reply: Any, error: TfmqError) -> None:
         self._reply = reply
@@ -55,19 +60,23 @@ class LostAnswer:
 
 
 class Faults:
-    """What is still to fail, in order."""
+    """The planned faults, in order."""
 
     def __init__(self) -> None:
         self._planned: deque[Fault] = deque()
         self.refusals = 0
-        """Connections that are to be refused."""
+        """Number of connections that will be refused."""
         self.watch: Watch | None = None
-        """Sees every request first, and says what reply it is served with; None: it is not served."""
+        """Called first with every request; returns the reply object, or None if the request must not be
+        executed."""
 
     def fail_next(
         self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False
     ) -> None:
-        """The next `times` requests that `what` names are answered with `error`. Raises `BadRequest`, `TypeError`."""
+        """Let the next `times` requests of the kind `what` fail with `error`.
+
+        Raises `BadRequest`, `TypeError`.
+        """
         if isinstance(times, bool) or not isinstance(times, int) or times < 1:
             raise BadRequest(f"times={times!r}: it fails once or more often.")
         if what == CONNECT:
@@ -79,13 +88,13 @@ class Faults:
         self._planned.extend([Fault(requests_of(what), made, done)] * times)
 
     def refuses(self) -> bool:
-        """Whether this connection is to be refused; asked once for each."""
+        """Return whether to refuse this connection; call it once for each."""
         refused = self.refusals > 0
         self.refusals -= refused
         return refused
 
     def handlers(self) -> dict[int, tuple[Command, Method]]:
-        """The broker's own, with the planned faults before them."""
+        """Return the broker's handlers, wrapped with the planned faults."""
         return {code: (command, partial(self._serve, method)) for code, (command, method) in HANDLERS.items()}
 
     def _serve(self, method: Method, engine: Any, request: Any, body: Any, reply: Any, session: Any) -> None:
@@ -110,13 +119,16 @@ class Faults:
 
 
 def requests_of(what: str) -> tuple[type[Any], ...]:
-    """The requests that a word or a command's name stands for. Raises `BadRequest` that lists the words."""
+    """Return the request types for a word or a command's name.
+
+    Raises `BadRequest` with the list of words.
+    """
     if what in WORDS:
         return WORDS[what]
     for command, _ in HANDLERS.values():
         if command.name.lower() == what:
             return (command.request.shape,)
     raise BadRequest(
-        f"{what!r} is nothing that can be made to fail: {', '.join([*WORDS, CONNECT])}, or a command such as"
+        f"{what!r} cannot be made to fail; possible are {', '.join([*WORDS, CONNECT])}, or a command such as"
         ' "create_topic".'
     )

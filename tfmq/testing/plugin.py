@@ -1,5 +1,7 @@
-"""The pytest plug-in. It imports nothing of tfmq until a test asks for a fixture: a test run that never does pays
-nothing, and a measurement of coverage sees tfmq being imported.
+"""The pytest plug-in: fixtures `tfmq_broker`, `tfmq_server`, `tfmq_topic` and the marker `tfmq_faults`.
+
+It imports nothing of tfmq until a test requests a fixture: other test runs pay nothing, and a coverage
+measurement includes the import of tfmq.
 """
 
 from __future__ import annotations
@@ -13,19 +15,20 @@ if TYPE_CHECKING:
     from tfmq.testing.broker import SimulatedBroker
 
 TRIAL = pytest.StashKey[Any]()
-"""At a test that `@pytest.mark.tfmq_faults` runs again: what its broker is to undergo this time."""
+"""Stash key of a test that `@pytest.mark.tfmq_faults` runs again: the fault run for its broker."""
 
 NAME_SHOWN = 100
-"""Letters of a test's name in its topic's."""
+"""Maximum number of characters of the test's name in a topic name."""
 UNIQUE_DIGITS = 12
 
 
 @pytest.fixture
 def tfmq_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedBroker]:
-    """A broker in this process, one for each test: disk in memory, a clock that only the test moves, no sockets.
+    """A broker in this process, one for each test: disk in memory, a clock that only the test moves, no
+    sockets.
 
-    Clients come to it by `tfmq_broker.producer()`, `tfmq_broker.consumer(...)`, or, wherever they are made, by
-    `servers=tfmq_broker.servers`; $TFMQ_SERVERS says so too while the test runs. See docs/testing.md.
+    Clients connect with `tfmq_broker.producer()`, `tfmq_broker.consumer(...)`, or anywhere with
+    `servers=tfmq_broker.servers`; $TFMQ_SERVERS is set to it while the test runs. See docs/testing.md.
     """
     from tfmq.testing.broker import SimulatedBroker
 
@@ -40,7 +43,7 @@ def tfmq_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell pytest of the marker."""
+    """Register the marker."""
     config.addinivalue_line(
         "markers",
         'tfmq_faults(faults=("crash", "lost_reply", "duplicate", "rebalance"), runs=200): run the test again with each'
@@ -50,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> object | None:
-    """A marked test is many runs."""
+    """Run a marked test many times."""
     if item.get_closest_marker("tfmq_faults") is None:
         return None
     from tfmq.testing.fault_runs import run_protocol
@@ -60,7 +63,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A wrong marker is an error of its test."""
+    """Report an invalid marker as an error of its test."""
     if item.get_closest_marker("tfmq_faults") is not None and TRIAL not in item.stash:
         from tfmq.testing.fault_runs import check_marker as check
 
@@ -69,7 +72,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
-    """What failed in a run with a fault says which that was."""
+    """Add the injected fault to the report of a failed run."""
     if TRIAL in item.stash and call.excinfo is not None:
         from tfmq.testing.fault_runs import told
 
@@ -79,9 +82,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 @pytest.fixture(scope="session")
 def tfmq_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real broker, a process of its own on a real disk, one for the whole run: its address, host:port.
+    """A real broker: one process on a real disk for the whole run.
 
-    All tests share it: a test that takes `tfmq_topic` too meets nobody there. See docs/testing.md.
+    Returns its address, host:port.
+
+    All tests share it; tests that use `tfmq_topic` do not interfere with each other. See docs/testing.md.
     """
     from tfmq.embedded import local_server
 
@@ -91,7 +96,7 @@ def tfmq_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def tfmq_topic(request: pytest.FixtureRequest) -> str:
-    """A name for a topic that no other test has, in this run or another."""
+    """A topic name that no other test uses, in this run or another."""
     import re
     from uuid import uuid4
 

@@ -1,6 +1,7 @@
-"""The broker of a simulation: the real engine and sessions on a disk in memory, with wires instead of sockets.
+"""The broker of a simulation: the real request handler and sessions on a disk in memory, without sockets.
 
-Nothing happens by itself: `turn` does what is to be done now. Work for other threads is done in turns too, in order.
+Nothing runs by itself: `run_turn` runs the work that is due now. Work for other threads runs in turns too, in
+order.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ from tfmq.server.session import HANDLERS, Method, Session, Welcome, everybody
 from tfmq.testing.wire import BrokerEnd, ClientEnd, Wire
 
 TURNS_MAX: Final = 100_000
-"""A stop that is not over by then never will be."""
+"""Maximum number of turns until a stop has ended."""
 
 Done = Callable[[Any, BaseException | None], None]
 
 
 class Alarm:
-    """What a session needs of a delayed call."""
+    """A delayed call, as a session expects it."""
 
     def __init__(self, timers: Timers, timer: Timer) -> None:
         self._timers = timers
         self._timer = timer
 
     def active(self) -> bool:
-        """Whether it is still to come."""
+        """Return whether the call is still pending."""
         return self._timer.call is not None
 
     def cancel(self) -> None:
-        """Take it back."""
+        """Cancel the call."""
         self._timers.cancel(self._timer)
 
 
 class Server:
     """One broker: started, stopped, started again on the same disk.
 
-    `handlers`: which method serves which command; `refuses`: whether a connection is refused.
+    `handlers`: the method for each command; `refuses`: whether to refuse a connection.
     """
 
     def __init__(
@@ -77,11 +78,14 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """Whether it takes connections."""
+        """Whether it accepts connections."""
         return self.engine is not None
 
     def start(self) -> None:
-        """Open what the disk holds. Raises what forbids a start; nothing happens if it runs."""
+        """Start on the current disk.
+
+        Raises the error that prevents the start; does nothing if it runs.
+        """
         if self.engine is None:
             self._jobs.clear()
             engine = Engine(self.config, self.disk, self._clock, self._run, self._random.randbytes)
@@ -90,7 +94,7 @@ class Server:
             self._wanted = True
 
     def stop(self) -> None:
-        """A clean stop: what was taken is finished and answered, the connections end."""
+        """Stop cleanly: accepted requests are completed and answered, then connections are closed."""
         engine = self.engine
         if engine is None:
             return
@@ -108,15 +112,17 @@ class Server:
         self._forget_all()
 
     def kill(self, keep: str = "nothing") -> None:
-        """The power fails: connections break, work under way is lost, and of unforced bytes `keep` ("nothing", "some",
-        "everything") is on the disk afterwards. "everything" is what the death of the process alone leaves.
+        """Simulate a power failure: connections break, pending work is lost.
+
+        Of the bytes that were not fsynced, `keep` ("nothing", "some", "everything") are on the disk
+        afterwards. "everything" is the result of a crash of the process alone.
         """
         self.disconnect()
         self._forget_all()
         self.disk = self.disk.crash(self._random, keep=keep)
 
     def connect(self) -> ClientEnd | None:
-        """A new connection; None where nothing listens, or it is refused."""
+        """Return a new connection; None if the broker does not run or refuses it."""
         if self.engine is None or self._refuses():
             return None
         wire = Wire()
@@ -125,14 +131,17 @@ class Server:
         return ClientEnd(wire)
 
     def disconnect(self) -> None:
-        """Every connection breaks; the broker goes on."""
+        """Break every connection; the broker continues."""
         for end in self._ends:
             end.wire.cut()
 
-    # Turning
+    # Turns
 
     def turn(self) -> bool:
-        """What is to be done now, once: frames, work, timers, writes and forces. Whether there was any."""
+        """Run the work that is due now, once: frames, work, timers, writes and fsyncs.
+
+        Return whether there was any.
+        """
         engine = self.engine
         if engine is None:
             return False
@@ -155,8 +164,9 @@ class Server:
         return False
 
     def next_time(self) -> float:
-        """When it has something to do next, in the clock's monotonic seconds; infinity if never. Its rounds of
-        housekeeping come with other things, or when time stops going on.
+        """Return when it has work next, in monotonic seconds; infinity if never.
+
+        Periodic housekeeping runs together with other work, or when time stops advancing.
         """
         if self.engine is None:
             return float("inf")

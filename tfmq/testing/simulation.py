@@ -1,9 +1,9 @@
-"""A broker and its clients in one thread, under one clock: who does what next, and when time goes on.
+"""A broker and its clients in one thread, under one clock.
 
-`settle` lets everybody do what can be done now, until nobody has anything left. Time moves in two ways only. The test
-moves it (`clock.advance`); or a client waits, nothing is left to be done now, and the wait has an end: then it goes on
-as far as that wait needs, from one thing that is due to the next, each at its time, and never beyond the wait's end.
-A wait that has no end, and that nothing under way can end, raises `NothingComes`: time stands still meanwhile.
+`settle` runs all work that is due now, until no participant has work left. Time advances in two cases only:
+the test advances it (`clock.advance`); or a client waits, no work is left, and the wait has an end. Then time
+advances from one due event to the next, each at its time, and never beyond the wait's end. A wait that has no
+end, and that no pending event can end, raises `NothingComes`; time does not advance meanwhile.
 """
 
 from __future__ import annotations
@@ -21,51 +21,54 @@ from tfmq.testing.clock import VirtualClock
 from tfmq.testing.server import Server
 
 PATIENCE_SECONDS: Final = 3600.0
-"""What a client's own deadlines end is over far earlier; a wait that lasts longer, and asked for less, never ends."""
+"""Longer than all deadlines of a client. A longer wait, unless it was requested, never ends."""
 ROUNDS_MAX: Final = 100_000
-"""So many rounds without an end are an error of ours: somebody has something to do for ever, and does not do it."""
+"""More rounds than this are an internal error: a participant always reports work and never does it."""
 NEVER: Final = float("inf")
 
 
 class NothingComes(RuntimeError):
-    """A client waits, and nothing that could end the wait is left to happen."""
+    """A client waits, and no pending event can end the wait."""
 
 
 class Client(Protocol):
-    """A client's driver, as the world sees it."""
+    """The driver of a client, as used by the simulation."""
 
     closed: bool
     link: Link
     tickers: list[Any]
 
     def look(self) -> bool:
-        """Do what is to be done now; whether bytes came."""
+        """Run the work that is due now. Return whether bytes were received."""
         ...
 
     def next_time(self) -> float: ...
 
     def run_callbacks(self) -> bool:
-        """Users' code; whether there was any."""
+        """Run user callbacks. Return whether there were any."""
         ...
 
     def end(self) -> None:
-        """Close it at once."""
+        """Close at once."""
         ...
 
 
 class World:
-    """See the module. One thread only: the one that makes it."""
+    """The simulation of a broker and its clients.
+
+    All calls must be in the thread that created it.
+    """
 
     def __init__(self, clock: VirtualClock, server: Server) -> None:
         self.clock = clock
         self.server = server
         self.clients: list[Client] = []
         self.changes = 0
-        """Counts what happened, so that a watcher sees that something did."""
+        """Number of changes so far, so that drivers notice progress."""
         self.callbacks = 0
-        """Counts the looks at which users' callbacks ran."""
+        """Number of rounds in which user callbacks ran."""
         self.on_call: Callable[[], None] | None = None
-        """Called when the test asks a client for something, before anything comes of that."""
+        """Called when the test calls a client, before the call has an effect."""
         self._thread = threading.get_ident()
         self._settling = False
         self._beside: list[Callable[[], None]] = []
@@ -74,28 +77,28 @@ class World:
         clock.go_on = self.advance_to
 
     def join(self, client: Client) -> None:
-        """`client` takes part from now on, until it is closed."""
+        """Add a client, until it is closed."""
         self.check_thread()
         self.clients.append(client)
 
     def beside(self, work: Callable[[], None]) -> None:
-        """`work()` soon, outside of whatever is going on now: it may wait."""
+        """Run `work()` soon, outside of the current call: it may wait."""
         self._beside.append(work)
 
     def check_thread(self) -> None:
-        """Raises `NotAllowed` in another thread than the test's."""
+        """Raise `NotAllowed` in another thread than the test's."""
         if threading.get_ident() != self._thread:
             raise NotAllowed(
                 "A simulated broker and its clients live in the thread that made them, where one thing happens after"
                 " the other: use tfmq.local_server for a test with threads."
             )
 
-    # Doing
+    # Work
 
     def settle(self) -> None:
-        """Everybody does what is to be done now, until nobody has anything left."""
+        """Run all work that is due now, until no participant has work left."""
         self.check_thread()
-        if self._settling:  # whoever asks is part of it: the rounds go on
+        if self._settling:  # called from within a round: the rounds continue
             return
         while True:
             self._settling = True
@@ -111,7 +114,7 @@ class World:
                 return
 
     def hurry(self) -> None:
-        """As `settle`; batches that linger for company go at once."""
+        """Settle, and send lingering batches at once."""
         for client in self.clients:
             for ticker in client.tickers:
                 if isinstance(ticker, Sender):
@@ -135,13 +138,13 @@ class World:
         return self.next_time() <= self.clock.monotonic()
 
     def next_time(self) -> float:
-        """When anybody has something to do next, in the clock's monotonic seconds; infinity if never."""
+        """Return when any participant has work next, in monotonic seconds; infinity if never."""
         return min(self.server.next_time(), *(client.next_time() for client in self.clients), NEVER)
 
     # Time
 
     def advance_to(self, until: float, done: Callable[[], bool] = lambda: False) -> bool:
-        """Time goes on to `until`, or until `done()`; whether it is."""
+        """Advance time to `until`, or until `done()` is true; return whether it is."""
         if self._settling:
             raise NotAllowed(
                 "Time cannot be moved by a callback, a codec or a selector: they run while it stands."
@@ -159,7 +162,10 @@ class World:
         return True
 
     def wait(self, client: Client, targets: Collection[Waitable], seconds: float | None) -> bool:
-        """Whether any of `targets` was done within `seconds`. Raises `NothingComes` where None of them ever will be."""
+        """Return whether any of `targets` was done within `seconds`.
+
+        Raises `NothingComes` if None cannot end.
+        """
 
         def done() -> bool:
             return client.closed or any(target.done for target in targets)
@@ -174,7 +180,10 @@ class World:
         return False
 
     def until(self, client: Client, targets: Iterable[Waitable], seconds: float | None) -> float:
-        """Up to when time may go on for that wait. Raises `NothingComes` for one that cannot end now."""
+        """Return the time up to which a wait may last.
+
+        Raises `NothingComes` for a wait that cannot end.
+        """
         now = self.clock.monotonic()
         if seconds is None:
             if not ends_by_itself(client, targets):
@@ -186,17 +195,17 @@ class World:
         return now + max(0.0, seconds)
 
     def called(self) -> None:
-        """A client is asked for something, by the test's own code."""
+        """Called when the test's own code calls a client."""
         if self.on_call is not None and not self._settling:
             self.on_call()
 
     def connected(self) -> bool:
-        """Whether every client that wants something has its connection."""
+        """Return whether every client that has requests is connected."""
         return all(client.link.state == "ready" for client in self.clients if client.link.busy)
 
     @contextmanager
     def operation(self) -> Iterator[None]:
-        """Around one call of a client: however many waits it has, it is not to wait for ever."""
+        """Context of one client call: bounds the total time of all its waits."""
         before = self._began, self._longest
         self._began, self._longest = self.clock.monotonic(), 0.0
         try:
@@ -205,17 +214,17 @@ class World:
             self._began, self._longest = before
 
     def end(self) -> None:
-        """All clients are closed; what they still wanted fails."""
+        """Close all clients; their pending requests fail."""
         for client in list(self.clients):
             for ticker in client.tickers:
-                if isinstance(ticker, Tasks):  # else they would tell of the end as of an outage
+                if isinstance(ticker, Tasks):  # otherwise they would log the end like an outage
                     ticker.cancel()
             client.end()
         self.clients.clear()
         self._beside.clear()
 
     def nothing_comes(self) -> NothingComes:
-        """The error for a wait that would never end."""
+        """Return the error for a wait that would never end."""
         return NothingComes(
             f"This would wait for ever: nothing is left to happen at {self.clock.now:%Y-%m-%d %H:%M:%S} UTC of the"
             " test's clock. Move it (tfmq_broker.clock.advance(minutes=30)), send first what is waited for, or wait"
@@ -224,8 +233,10 @@ class World:
 
 
 def ends_by_itself(client: Client, targets: Iterable[Waitable]) -> bool:
-    """Whether the client gives these up at some time, although nobody said how long to wait: a request is answered or
-    fails, what was sent is delivered or fails. Only who waits for new messages, without a timeout, waits for ever.
+    """Return whether the client ends the wait by itself, although the caller gave no timeout.
+
+    Requests are answered or fail, and messages are delivered or fail. Only a wait for new messages without a
+    timeout never ends by itself.
     """
     if any(getattr(target, "deadline", NEVER) != NEVER for target in targets):
         return True

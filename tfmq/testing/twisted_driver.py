@@ -1,7 +1,9 @@
-"""The Twisted driver of a client whose broker is in this process: as the asyncio one, in the turns of a reactor.
+"""The Twisted driver of a client whose broker is in this process.
 
-Twisted's own times (`callLater`, `addTimeout`) are the real ones, and so is work in threads, for which the world stands
-still.
+See `tfmq.testing.drivers`.
+
+It works like the asyncio driver, with turns of a reactor. Twisted's own timers (`callLater`, `addTimeout`)
+use real time, and so does work in threads, during which the simulation stands still.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from tfmq.testing.simulation import NEVER, PATIENCE_SECONDS, World, ends_by_itse
 
 
 class Turns:
-    """A reactor, with the words that a `Watch` has for its loop."""
+    """Adapts a reactor to the methods that `LoopWaits` calls on a loop."""
 
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
@@ -36,7 +38,7 @@ _turns: WeakKeyDictionary[Any, Turns] = WeakKeyDictionary()
 
 
 class InsideDeferredDriver(DeferredDriver):
-    """`DeferredDriver`, where a wait is a step of the simulation."""
+    """`DeferredDriver` that advances simulated time while it waits."""
 
     def __init__(self, link: Link, world: World) -> None:
         self.world = world
@@ -54,12 +56,15 @@ class InsideDeferredDriver(DeferredDriver):
         return watch_of(self.world, found)
 
     async def run(self, operation: Operation[Result]) -> Result:
-        """As its base."""
+        """See `DeferredDriver.run`."""
         self.world.called()
         return await super().run(operation)
 
     async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
-        """As its base. Raises `NothingComes` for a wait that nothing can end, after some real seconds."""
+        """See `DeferredDriver.wait`.
+
+        Raises `NothingComes`, after some real seconds, for a wait that nothing can end.
+        """
         waited = tuple(targets)
         if any(target.done for target in waited):
             return True
@@ -83,7 +88,7 @@ class InsideDeferredDriver(DeferredDriver):
         patience = PATIENCE_SECONDS if seconds is None else seconds
         waiting = Waiting(NEVER if endless else self.clock() + patience, wake, fail)
         if seconds is not None and seconds <= 0:
-            reactor.callLater(0, wake)  # behind the look around that `attend` asked for
+            reactor.callLater(0, wake)  # after the turn that `self.wake()` scheduled
         else:
             watch.add(waiting)
         try:
@@ -98,7 +103,7 @@ class InsideDeferredDriver(DeferredDriver):
         return done
 
     def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """As its base; the world waits for it."""
+        """See `DeferredDriver`. Simulated time does not advance meanwhile."""
         watch = self._watch_of(self.take_reactor())
         watch.threads += 1
 
@@ -115,18 +120,18 @@ class InsideDeferredDriver(DeferredDriver):
             self.world.settle()
 
     def close_now(self) -> None:
-        """As its base; the broker notices at once."""
+        """See `DeferredDriver.close_now`. The broker is notified at once."""
         super().close_now()
         self.world.settle()
 
-    # What the world calls
+    # Interface for the simulation
 
     def next_time(self) -> float:
-        """When the next thing is due, in the clock's seconds; without a reactor nothing is."""
+        """Return when the next event is due, in seconds of the clock; infinity without a reactor."""
         return NEVER if self.reactor is None else super().next_time()
 
     def look(self) -> bool:
-        """Everything that is due, and what has come; whether anything had."""
+        """Run everything that is due, and exchange bytes. Return whether any bytes were exchanged."""
         if self.reactor is None:
             return False
         for ticker in self.tickers:
@@ -137,11 +142,11 @@ class InsideDeferredDriver(DeferredDriver):
         return self.channel.exchange()
 
     def run_callbacks(self) -> bool:
-        """Users' code; whether there was any."""
+        """Run user callbacks. Return whether there were any."""
         due = bool(self.callbacks)
         self.callbacks.run()
         return due
 
     def end(self) -> None:
-        """Close it at once, without its reactor."""
+        """Close at once, without a reactor."""
         self.close_now()

@@ -1,7 +1,7 @@
-"""A connection in memory: bytes both ways, what a socket is to the client's channel and a transport to a session.
+"""An in-memory connection between a client's channel and a broker's session.
 
-Nothing moves by itself. The client's end takes and gives what a non-blocking socket would; the broker's end cuts
-frames out of what has arrived when it is told to `deliver`, with the checks of the real one.
+Nothing is transferred by itself. The client's end behaves like a non-blocking socket; the broker's end splits
+received bytes into frames in `deliver`, with the checks of the real transport.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tfmq.protocol.frames import check_size
 from tfmq.server.session import Session
 
 WORD: Final = 4
-"""Bytes of a frame's first word, which says its size."""
+"""Bytes of the length word of a frame."""
 START_SHOWN: Final = 16
-"""So much of something that is no frame is looked at, to say what it may be."""
+"""Number of bytes of an invalid frame that the session gets, to name its probable protocol."""
 
 
 class Wire:
-    """The bytes under way between one client and one session."""
+    """The bytes in transit between one client and one session."""
 
     def __init__(self) -> None:
         self.to_broker = bytearray()
@@ -29,27 +29,27 @@ class Wire:
         self.client_closed = False
         self.broker_ended = False
         self.broken = False
-        """Both ends find it reset; what was under way is lost."""
+        """Both ends find the connection reset; bytes in transit are lost."""
 
     def cut(self) -> None:
-        """As a network that goes away, or a process that dies."""
+        """Break the connection, like a network failure or a killed process."""
         self.broken = True
         self.to_broker.clear()
         self.to_client.clear()
 
 
 class ClientEnd:
-    """What `tfmq.client.drivers.socket` needs of a socket."""
+    """The methods of a socket that `tfmq.client.drivers.socket` calls."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
     def fileno(self) -> int:
-        """There is no descriptor."""
+        """Return -1: there is no descriptor."""
         return -1
 
     def sendmsg(self, buffers: Iterable[bytes | bytearray | memoryview]) -> int:
-        """Takes all of it. Raises ConnectionResetError."""
+        """Accept all bytes. Raises ConnectionResetError."""
         wire = self._wire
         if wire.broken or wire.broker_ended:
             raise ConnectionResetError("the broker is gone")
@@ -59,7 +59,10 @@ class ClientEnd:
         return len(wire.to_broker) - before
 
     def recv(self, size: int) -> bytes:
-        """What is there; b"" at the end. Raises BlockingIOError where there is nothing, ConnectionResetError."""
+        """Return available bytes; b"" at the end.
+
+        Raises BlockingIOError if there are none, ConnectionResetError.
+        """
         wire = self._wire
         if wire.broken:
             raise ConnectionResetError("the broker is gone")
@@ -72,12 +75,12 @@ class ClientEnd:
         raise BlockingIOError
 
     def close(self) -> None:
-        """The broker sees the end behind what was sent."""
+        """Close; the broker finds the end after the bytes that were sent."""
         self._wire.client_closed = True
 
 
 class BrokerEnd:
-    """What a session needs of its transport (`tfmq.server.transport.Connection`)."""
+    """The methods of a transport that a session calls (`tfmq.server.transport.Connection`)."""
 
     def __init__(self, wire: Wire, session: Session, pool: Pool, number: int) -> None:
         self.wire = wire
@@ -90,32 +93,32 @@ class BrokerEnd:
 
     @property
     def peer(self) -> str:
-        """The other end's name, for people."""
+        """The client's name for log lines."""
         return f"client-{self._number}"
 
     def setTcpNoDelay(self, enabled: bool) -> None:
-        """There is nothing to delay."""
+        """Does nothing."""
 
     def setTcpKeepAlive(self, enabled: bool) -> None:
-        """There is nothing to keep alive."""
+        """Does nothing."""
 
     def pause(self, reason: str) -> None:
         """Deliver nothing until `resume` was called for every reason."""
         self._pauses.add(reason)
 
     def resume(self, reason: str) -> None:
-        """One reason less."""
+        """Remove one reason."""
         self._pauses.discard(reason)
 
     def send(self, buffers: Iterable[Any]) -> None:
-        """Bytes for the client."""
+        """Send bytes to the client."""
         wire = self.wire
         if not (wire.broken or wire.client_closed or wire.broker_ended):
             for buffer in buffers:
                 wire.to_client += buffer
 
     def end(self) -> None:
-        """The client finds the end behind what was sent; what it still sends is dropped."""
+        """End the connection after the bytes that were sent; bytes from the client are discarded."""
         self.wire.broker_ended = True
 
     def cut_off(self, why: str) -> None:
@@ -123,7 +126,10 @@ class BrokerEnd:
         self.wire.cut()
 
     def deliver(self) -> bool:
-        """Hand the session every whole frame that has arrived, then the end if it has come; whether there was any."""
+        """Pass every complete frame to the session, then the end of the connection.
+
+        Return whether there was any.
+        """
         if self.gone:
             return False
         wire, inbox = self.wire, self.wire.to_broker
@@ -147,7 +153,7 @@ class BrokerEnd:
         return taken
 
     def lose(self, reason: str) -> None:
-        """The connection is gone, and the session is told."""
+        """End the connection and notify the session."""
         if not self.gone:
             self.gone = True
             self._session.connectionLost(reason)
