@@ -1,7 +1,7 @@
-"""Here Spark finds the data source "tfmq" by itself: it looks into every top-level module named pyspark_...
+"""Entry point for Spark, which finds data sources in top-level modules named pyspark_*.
 
-One that cannot be imported would keep Spark from all others. So where something is missing, what it finds is a source
-that says what.
+Spark imports all such modules. If one cannot be imported, Spark finds none of the others either. So where a
+requirement is missing, this module defines a data source that raises the ImportError when it is used.
 """
 
 from typing import Any
@@ -14,14 +14,14 @@ except ImportError as error:
     _SENTENCE = str(error)
 
     class DefaultSource(DataSource):  # type: ignore[no-redef]
-        """Says what is missing, whatever it is asked."""
+        """Data source that raises ImportError, with the missing requirement, on every use."""
 
         @classmethod
         def name(cls) -> str:
             return "tfmq"
 
         def schema(self, *arguments: Any, **named: Any) -> Any:
-            """Raises ImportError."""
+            """Raise ImportError that names the missing requirement."""
             raise ImportError(_SENTENCE)
 
         reader = streamReader = writer = streamWriter = schema

@@ -157,7 +157,9 @@ def test_the_end_is_what_the_mark_says_and_grows_within_a_second(broker: Simulat
         every = whole(logs)
         assert every.end > 0
         last = [producer.send("orders", str(number)).result().offset for number in range(5)][-1]
-        with pytest.raises(OffsetOutOfRange, match=f"orders-0: offset {every.end + 100} lies behind the end"):
+        with pytest.raises(
+            OffsetOutOfRange, match=f"orders-0: offset {every.end + 100} is after the durable end"
+        ):
             joined(logs.chunks(Range(log, 0, every.end + 100)))
         broker.clock.advance(1.5)
         assert logs.at_ordinal(log, 5) == last, "each question has a look of its own"
@@ -172,11 +174,11 @@ def test_a_topic_deleted_and_one_made_anew(broker: SimulatedBroker) -> None:
         old = whole(logs)
         broker.admin().delete_topic("orders")
         for asked in (lambda: logs.bounds(old.log), lambda: list(logs.chunks(old))):
-            with pytest.raises(UnknownTopic, match="not there any more"):
+            with pytest.raises(UnknownTopic, match="does not exist any more"):
                 asked()
         broker.admin().create_topic("orders", 1)
         for asked in (lambda: logs.bounds(old.log), lambda: list(logs.chunks(old))):
-            with pytest.raises(UnknownTopic, match=r"deleted and made anew.*new checkpoint"):
+            with pytest.raises(UnknownTopic, match=r"deleted and created again.*new checkpoint"):
                 asked()
         assert whole(logs).log.incarnation > old.log.incarnation
 
@@ -192,7 +194,7 @@ def test_a_cut_below_what_was_read_is_noticed(broker: SimulatedBroker) -> None:
         marks = mark.read()
         assert marks is not None
         mark.settle(marks._replace(epoch=marks.epoch + 1, starts=((marks.epoch + 1, 5),)))
-        with pytest.raises(LogTruncated, match="orders-0: its end was cut off at offset 5"):
+        with pytest.raises(LogTruncated, match="orders-0: its end was truncated to offset 5"):
             joined(reading)
 
 
@@ -246,7 +248,7 @@ def test_what_may_not_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "orders-0").mkdir()
     (tmp_path / "orders-0" / mark_name()).touch()
     with pytest.raises(
-        BadRequest, match=r"log.mark may not be read by this process: Permission denied.*right"
+        BadRequest, match=r"log.mark cannot be read by this process: Permission denied.*right"
     ):
         FolderLogs(str(tmp_path), Guarded()).partitions("orders")
     with pytest.raises(BadRequest, match="There is no folder"):

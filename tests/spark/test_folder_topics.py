@@ -113,7 +113,7 @@ def test_a_newer_format_is_refused_and_half_a_one_waited_for(disk: SimulatedDisk
     write(disk, "/data/meta/version", "{")
     FolderTopics(disk, DATA)
     write(disk, "/data/meta/version", json.dumps({"format": 2, "node": "x"}))
-    with pytest.raises(NotSupported, match="has format 2, this tfmq knows up to 1"):
+    with pytest.raises(NotSupported, match="has format 2, this tfmq reads up to 1"):
         FolderTopics(disk, DATA)
 
 

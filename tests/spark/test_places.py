@@ -73,7 +73,7 @@ def test_a_time_behind_all_messages_is_refused_unless_told_otherwise(logs: FakeL
 @pytest.mark.parametrize(
     ("offsets", "sentence"),
     [
-        ('{"orders": {"0": 60}}', "says nothing of orders-1: name every partition"),
+        ('{"orders": {"0": 60}}', "does not have orders-1: name every partition"),
         ('{"orders": {"0": 60, "1": 0, "2": 0}}', "names orders-2, which this query does not read"),
         (
             '{"ordes": {"0": 0}}',
@@ -109,7 +109,7 @@ def test_an_offset_whose_messages_are_gone_is_a_loss(logs: FakeLogs) -> None:
 
 def test_a_batch_neither_begins_at_the_end_nor_ends_at_the_beginning() -> None:
     for options in ({"startingOffsets": "latest"}, {"startingOffsets": '{"orders": {"0": -1}}'}):
-        with pytest.raises(BadRequest, match="nothing to read behind"):
+        with pytest.raises(BadRequest, match="nothing to read after"):
             starting(chosen(options, "source", "both"), streaming=False)
     for options in ({"endingOffsets": "earliest"}, {"endingOffsets": '{"orders": {"0": -2}}'}):
         with pytest.raises(BadRequest, match="nothing to read before"):

@@ -204,7 +204,7 @@ def test_or_the_query_goes_on_behind_it_and_says_so_once(
         assert query.batch() == [("orders", 0, 20, 100), ("orders", 1, 200, 300)]
     assert [record.message for record in caplog.records] == [
         "Messages of orders-1 from offset 60 to 200 are gone, by retention, before this query had read them. The query"
-        " goes on behind it, because failOnDataLoss is false."
+        " continues after them, because failOnDataLoss is false."
     ]
 
 
@@ -240,7 +240,7 @@ def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one(logs: FakeLogs) -
     logs.delete("orders")
     logs.create("orders", 2)
     logs.add("orders", 0, 50)
-    with pytest.raises(UnknownTopic, match="deleted, and perhaps made anew"):
+    with pytest.raises(UnknownTopic, match="deleted, and perhaps created again"):
         query.batch()
     query.restart(failOnDataLoss="false")
     assert query.batch() == [("orders", 0, 0, 500)]
@@ -252,7 +252,7 @@ def test_a_topic_that_is_made_anew_before_a_query_with_available_now_read_it_is_
     logs.delete("orders")
     logs.create("orders", 2)
     logs.add("orders", 0, 50)
-    with pytest.raises(UnknownTopic, match="deleted, and perhaps made anew"):
+    with pytest.raises(UnknownTopic, match="deleted, and perhaps created again"):
         query.batch()
     query.restart(failOnDataLoss="false")
     assert query.batch() == [("orders", 0, 0, 500)]

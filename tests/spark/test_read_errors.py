@@ -23,7 +23,7 @@ def test_what_retention_took_is_named_with_what_is_left() -> None:
 
 
 def test_an_offset_behind_the_end_is_named() -> None:
-    assert "orders-2: offset 1000 lies behind the end" in str(
+    assert "orders-2: offset 1000 is after the durable end" in str(
         read_error(OffsetOutOfRange(first=0, end=900), LOG, 1000)
     )
 
@@ -40,8 +40,8 @@ def test_a_topic_made_anew_is_told_from_one_that_is_gone() -> None:
     anew = read_error(UnknownTopic("x", incarnation=9), LOG)
     gone = read_error(UnknownTopic("x"), LOG)
     assert type(anew) is type(gone) is UnknownTopic
-    assert "made anew" in str(anew) and "checkpoint" in str(anew)
-    assert "not there any more" in str(gone)
+    assert "created again" in str(anew) and "checkpoint" in str(anew)
+    assert "does not exist any more" in str(gone)
 
 
 def test_other_errors_stay_as_they_are() -> None:

@@ -65,7 +65,7 @@ def test_what_does_not_fit_together(options: dict[str, str], sentence: str) -> N
     ("options", "said"),
     [
         ({"timeout": "30000"}, "timeout is 8.3 hours: a number without a unit is seconds"),
-        ({"startingTimestamp": "1700000000"}, "startingTimestamp=1700000000 lies in the year 1973 or before"),
+        ({"startingTimestamp": "1700000000"}, "startingTimestamp=1700000000 is in the year 1973 or before"),
         ({"timeout": "30s", "startingTimestamp": "1700000000000"}, ""),
     ],
 )

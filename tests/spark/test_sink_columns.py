@@ -69,7 +69,7 @@ def test_others_are_refused_by_name_and_type(columns: dict[str, str], sentence: 
 
 def test_a_topic_comes_from_the_option_or_a_column() -> None:
     check_columns(schema(value="string", topic="string"), "")
-    with pytest.raises(BadRequest, match="Say which topic to write to"):
+    with pytest.raises(BadRequest, match="Give the topic to write to"):
         check_columns(schema(value="string"), "")
 
 
@@ -77,5 +77,5 @@ def test_a_column_that_comes_twice_is_refused() -> None:
     from pyspark.sql.types import StringType, StructField, StructType
 
     twice = StructType([StructField("value", StringType()), StructField("value", StringType())])
-    with pytest.raises(BadRequest, match="The column value comes twice"):
+    with pytest.raises(BadRequest, match="The column value appears twice"):
         check_columns(twice, "orders")

@@ -51,8 +51,8 @@ def test_each_topic_of_an_application_is_a_commit_group_of_its_own() -> None:
             "servers must be one broker, HOST:PORT, not '127.0.0.1:1,127",
         ),
         ({**SERVERS, "transactionTtl": "1000d"}, "transactionTtl must be at most 365 days"),
-        ({**SERVERS, "txnAppId": "x"}, "txnAppId goes together with txnVersion: give both, or none."),
-        ({**SERVERS, "txnVersion": "1"}, "txnVersion goes together with txnAppId: give both, or none."),
+        ({**SERVERS, "txnAppId": "x"}, "txnAppId needs txnVersion, too: give both, or none."),
+        ({**SERVERS, "txnVersion": "1"}, "txnVersion needs txnAppId, too: give both, or none."),
         (
             {**SERVERS, "txnAppId": "my app", "txnVersion": "1"},
             "txnAppId must be a name, 1 to 200 of A-Z a-z 0-9 . _ -, without '..' and not with a '.' at its end, not"

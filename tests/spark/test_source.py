@@ -204,7 +204,7 @@ def test_a_topic_made_anew_is_no_continuation_of_the_old_one(
     admin.delete_topic(topic)
     send(topic, "new")
     text = stream.fails()
-    assert f"The topic {topic} was deleted, and perhaps made anew" in text
+    assert f"The topic {topic} was deleted, and perhaps created again" in text
     assert_no_frames(text)
     stream.options["failOnDataLoss"] = "false"
     stream.run()

@@ -135,7 +135,7 @@ def test_outside_of_a_micro_batch_nothing_is_written(spark_can_be_had: None) -> 
     from tfmq.spark.sinks import stream_writer
 
     made = stream_writer({"servers": "127.0.0.1:1", "topic": "orders"}, text("value"), False)
-    with pytest.raises(BadRequest, match="Spark does not say which micro-batch this is"):
+    with pytest.raises(BadRequest, match="Spark does not pass the number of this micro-batch"):
         made.write(rows("a"))
 
 

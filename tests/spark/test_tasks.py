@@ -108,7 +108,7 @@ def test_what_retention_takes_while_it_is_read(
     Trouble(monkeypatch, OffsetOutOfRange("Gone.", first=starts[40], end=every.end))
     with caplog.at_level(logging.WARNING):
         assert offsets(reading(broker, fail=False).rows((every,))) == [starts[0], *starts[40:]]
-    assert "Gone. The query goes on behind it" in caplog.text
+    assert "Gone. The query continues after them" in caplog.text
 
 
 def test_what_is_gone_when_it_was_read_is_not_read_again(
@@ -190,7 +190,7 @@ def test_a_place_where_no_message_begins_is_a_loss_of_another_history(broker: Si
     """A broker that was restored from a backup may have grown beyond what a query had read."""
     every = offsets(reading(broker).rows((whole(broker),)))
     inside = whole(broker)._replace(start=every[3] + 5)
-    with pytest.raises(NotARecord, match=r"no record starts at offset .* restored from a backup, perhaps"):
+    with pytest.raises(NotARecord, match=r"no record starts at offset .* restored from a backup, and the messages"):
         offsets(reading(broker).rows((inside,)))
     assert offsets(reading(broker, fail=False).rows((inside,))) == every[4:]
 
@@ -208,7 +208,7 @@ def test_an_attribute_that_nobody_can_read_costs_a_message_its_key_and_tag_where
     with GroupClient(broker.servers, 10.0) as client:
         client.commit(verdict)
     with pytest.raises(
-        DecodeFailed, match="failOnDataLoss is true; with false it goes on with neither key nor"
+        DecodeFailed, match="failOnDataLoss is true; with false it continues with neither key nor"
     ):
         list(reading(broker).rows((whole(broker),)))
     with caplog.at_level(logging.WARNING, "tfmq.spark"):
@@ -219,6 +219,6 @@ def test_an_attribute_that_nobody_can_read_costs_a_message_its_key_and_tag_where
         (b"it", None),
         (b"behind", b"k"),
     ]
-    assert "goes on with neither key nor tag" in caplog.text
+    assert "continues with neither key nor tag" in caplog.text
     values = project(["value"])
     assert sum(batch.num_rows for batch in reading(broker, schema=values).rows((whole(broker),))) == COUNT + 3

@@ -236,7 +236,9 @@ def test_what_lies_behind_the_forced_mark_is_not_there(broker: SimulatedBroker) 
         assert written.offset == every.end
         reading = logs.chunks(Range(every.log, 0, every.end + 100))
         assert joined([next(reading)])[0] == 0
-        with pytest.raises(OffsetOutOfRange, match=f"orders-0: offset {every.end + 100} lies behind the end"):
+        with pytest.raises(
+            OffsetOutOfRange, match=f"orders-0: offset {every.end + 100} is after the durable end"
+        ):
             next(reading)
 
 
@@ -246,11 +248,11 @@ def test_a_topic_made_anew_is_another_one(broker: SimulatedBroker) -> None:
         old = whole(logs)
         broker.admin().delete_topic("orders")
         for asked in (lambda: logs.bounds(old.log), lambda: list(logs.chunks(old))):
-            with pytest.raises(UnknownTopic, match="not there any more"):
+            with pytest.raises(UnknownTopic, match="does not exist any more"):
                 asked()
         broker.admin().create_topic("orders", 1)
         for asked in (lambda: logs.bounds(old.log), lambda: list(logs.chunks(old))):
-            with pytest.raises(UnknownTopic, match=r"deleted and made anew.*new checkpoint"):
+            with pytest.raises(UnknownTopic, match=r"deleted and created again.*new checkpoint"):
                 asked()
 
 
@@ -259,7 +261,7 @@ def test_a_cut_below_what_was_read_is_noticed(broker: SimulatedBroker) -> None:
     with WireLogs(broker.servers) as logs:
         every = whole(logs)
         broker.fail_next("fetch", LogTruncated(cut=7))
-        with pytest.raises(LogTruncated, match="orders-0: its end was cut off at offset 7") as caught:
+        with pytest.raises(LogTruncated, match="orders-0: its end was truncated to offset 7") as caught:
             joined(logs.chunks(every))
         assert caught.value.cut == 7
 

@@ -1,9 +1,9 @@
-"""Spark reads topics and writes to them: the data source "tfmq", for batches and for streams.
+"""The Spark data source "tfmq": reads and writes topics, in batch and streaming queries.
 
     spark.read.format("tfmq").option("servers", "127.0.0.1:8367").option("subscribe", "orders").load()
 
-Spark finds it by itself, through the module `pyspark_tfmq`; where it does not, `tfmq.spark.register(spark)` tells it.
-docs/spark.md is the reference. Nothing of PySpark is imported before it is used.
+Spark finds the data source through the module `pyspark_tfmq`; where it does not, call `tfmq.spark.register(spark)`.
+The reference is docs/spark.md. Importing this package does not import PySpark.
 """
 
 import sys
@@ -15,15 +15,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 if _sentence := missing():
-    if sys.argv[:1] == [
-        "-m"
-    ]:  # Python looks for a program in this package: nobody is there who could catch it
+    if sys.argv[:1] == ["-m"]:  # `python -m` imports this package first: no caller can catch an exception
         sys.exit(f"tfmq: {_sentence}")
     raise ImportError(_sentence)
 
 
 def register(spark: "SparkSession") -> None:
-    """Tell `spark` of the data source "tfmq". Harmless where it knows it."""
+    """Register the data source "tfmq" with `spark`. Calling it twice is harmless."""
     from tfmq.spark.source import TfmqSource
 
     spark.dataSource.register(TfmqSource)

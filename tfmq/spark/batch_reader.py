@@ -1,4 +1,4 @@
-"""`spark.read`: all that lies between two places, planned once, read by tasks."""
+"""Reader for `spark.read`: plans a batch once on the driver, and reads ranges in tasks."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from tfmq.spark.settings import SourceSettings
 
 
 class TaskRanges(InputPartition):
-    """What one task reads."""
+    """The ranges that one task reads."""
 
     def __init__(self, ranges: tuple[Range, ...]) -> None:
         super().__init__(ranges)
 
 
 def reading(settings: SourceSettings, schema: StructType) -> Reading:
-    """Raises BadRequest for a schema that is none of a topic."""
+    """Create the range reader of a query. Raises BadRequest for an invalid schema."""
     return Reading(
         settings.address, arrow_schema(checked(schema)), settings.verify, settings.fail_on_data_loss
     )
 
 
 class BatchReader(DataSourceReader):
-    """Planned on the driver; a copy of it reads in each task."""
+    """Reader of a batch query: plans on the driver; Spark pickles a copy of it into each task."""
 
     def __init__(self, settings: SourceSettings, schema: StructType) -> None:
         self._settings = settings
@@ -53,23 +53,25 @@ class BatchReader(DataSourceReader):
 
     @shown_by_spark
     def partitions(self) -> Sequence[InputPartition]:
-        """What each task reads. Raises BadRequest, UnknownTopic, ConnectionFailed, and losses."""
+        """Return the ranges of each task.
+
+        Raises BadRequest, UnknownTopic, ConnectionFailed, and what `LossPolicy` raises.
+        """
         with open_logs(self._settings.address) as logs:
-            # Without any, Spark would make one that holds nothing it could read.
+            # With an empty list Spark would make one partition of its own, which `read` cannot handle.
             return [TaskRanges(each) for each in Planner(self._settings, logs).batch()] or [TaskRanges(())]
 
     @shown_by_spark
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one task's ranges, as Arrow."""
+        """Yield the messages of one task's ranges as Arrow."""
         yield from self._reading.rows(partition.value)
 
 
-# What one task reads: ranges of partitions, fetched from where they lie, decoded to columns. Runs in executors.
-
-
 class Reading(NamedTuple):
-    """How tasks read: it travels to them. `schema`: the Arrow schema that Spark demands, its names columns of a
-    topic."""
+    """Reads ranges in a task: fetches their blocks and decodes these to columns. Can be pickled.
+
+    `schema` is the Arrow schema that Spark requires; its names are columns of a topic.
+    """
 
     address: Address
     schema: pa.Schema
@@ -77,13 +79,17 @@ class Reading(NamedTuple):
     fail_on_data_loss: bool
 
     def rows(self, ranges: tuple[Range, ...]) -> Iterator[pa.RecordBatch]:
-        """The messages of `ranges`, one range behind the other. Raises what `Losses` and the logs do."""
+        """Yield the messages of `ranges`, one range after the other.
+
+        Raises what `LossPolicy` and the log reader raise.
+        """
         losses = Losses(self.fail_on_data_loss)
         with open_logs(self.address) as logs:
             for each in ranges:
                 yield from self._range(logs, each, losses)
 
     def _range(self, logs: Logs, wanted: Range, losses: Losses) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of one range, continuing after losses where the policy permits it."""
         log, begin, end = wanted
         decoders = [
             Decoder(
@@ -107,8 +113,8 @@ class Reading(NamedTuple):
             except NotARecord as error:
                 losses.lost(
                     NotARecord(
-                        f"{error} The log is not the one that this query read: its broker was restored from a backup,"
-                        " perhaps, and what was between is gone.",
+                        f"{error} The log is not the one that this query read: perhaps its broker was restored from a"
+                        " backup, and the messages between are lost.",
                         **error.details,
                     )
                 )
@@ -118,7 +124,10 @@ class Reading(NamedTuple):
                 return
 
     def _require_what_is_never_null(self, log: PartitionLog, batch: pa.RecordBatch) -> None:
-        """Spark ends in an error of its own, or in a wrong result, where a column has what its schema rules out."""
+        """Check that no column that the schema declares NOT NULL has a null. Raises BadRequest.
+
+        Spark itself would raise an internal error or return a wrong result.
+        """
         for field, column in zip(self.schema, batch.columns, strict=True):
             if column.null_count and not field.nullable:
                 raise BadRequest(
@@ -128,11 +137,11 @@ class Reading(NamedTuple):
 
 
 Decode = Callable[[Buffer, int, int, int], pa.RecordBatch]
-"""(whole control blocks, the offset of the first one, where rows begin, and end)."""
+"""(whole blocks, offset of the first one, offset where rows begin, offset where they end)."""
 
 
 def _sound(decode: Decode, chunk: Chunk, begin: int, end: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a chunk; of one that is damaged those before the damage, and then the error."""
+    """Yield the rows of a chunk; of a damaged one the rows before the damage, then raise Damaged."""
     try:
         yield decode(chunk.data, chunk.offset, begin, end)
     except Damaged as error:
@@ -145,7 +154,10 @@ def _sound(decode: Decode, chunk: Chunk, begin: int, end: int) -> Iterator[pa.Re
 def _decoded(
     decoders: Sequence[Decoder], losses: Losses, data: Buffer, offset: int, begin: int, end: int
 ) -> pa.RecordBatch:
-    """The rows. A message whose attribute nobody can read (any producer can send one) is a loss of its key and tag."""
+    """Return the decoded rows. An undecodable attribute is a loss of that message's key and tag.
+
+    Any producer can send such an attribute.
+    """
     strict, lenient = decoders
     try:
         return strict.decode(data, offset, begin, end)
@@ -156,5 +168,5 @@ def _decoded(
 
 
 def _next(chunk: Chunk) -> int:
-    """The offset behind the chunk."""
+    """Return the offset after the chunk."""
     return chunk.offset + memoryview(chunk.data).nbytes

@@ -1,4 +1,8 @@
-"""What is told of a range that cannot be read: sentences that name the partition, what is lost, and what to do."""
+"""Errors that users of the Spark data source see, and the handling of lost messages.
+
+The sentence of each error names the partition, what is lost and what to do. `hide_traceback` shows users only this
+sentence; `LossPolicy` decides whether a query stops at lost messages.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from tfmq.spark.ranges import PartitionLog
 
 
 def read_error(error: TfmqError, log: PartitionLog, offset: int | None = None) -> TfmqError:
-    """`error`, met at `offset` of `log`, with a sentence for whoever runs the query."""
+    """Return `error`, raised while reading `log` at `offset`, with a sentence for the user."""
     if isinstance(error, OffsetOutOfRange):
         return out_of_range(log, error.details.get("offset", -1) if offset is None else offset, error)
     if isinstance(error, LogTruncated):
@@ -41,12 +45,12 @@ def read_error(error: TfmqError, log: PartitionLog, offset: int | None = None) -
 
 
 def out_of_range(log: PartitionLog, offset: int, bounds: OffsetOutOfRange) -> OffsetOutOfRange:
-    """`offset` is not in the log any more, or not yet; `bounds` has what it holds."""
+    """Return the error for an `offset` outside of the readable range that `bounds` has."""
     first, end = bounds.first, bounds.end
     if offset < first:
         what = f"offsets {offset} to {first} were removed by retention, or truncated, before they were read"
     else:
-        what = f"offset {offset} lies behind the end of what is on the disk for sure"
+        what = f"offset {offset} is after the durable end of the log"
     return OffsetOutOfRange(
         f"{log.name}: {what}; it holds {first} to {end}.",
         outcome=NOT_DONE,
@@ -57,39 +61,42 @@ def out_of_range(log: PartitionLog, offset: int, bounds: OffsetOutOfRange) -> Of
 
 
 def truncated(log: PartitionLog, cut: int) -> LogTruncated:
-    """The log was cut while it was read."""
+    """Return the error for a log that was truncated at offset `cut` while it was read."""
     return LogTruncated(
-        f"{log.name}: its end was cut off at offset {cut} after a crash, below what was read of it: distrust what came"
-        f" from behind {cut}, and go on from there.",
+        f"{log.name}: its end was truncated to offset {cut} after a crash, below what was read: discard what was read"
+        f" after {cut}, and continue from there.",
         cut=cut,
     )
 
 
 def damaged(log: PartitionLog, first: int, next: int, reason: str = "") -> Damaged:
-    """The bytes from `first` up to `next` are not what was written, or not there; `reason`: what is known of it."""
+    """Return the error for the bytes from `first` up to `next`, which are corrupt or missing."""
     known = f" ({reason})" if reason else ""
     return Damaged(
-        f"{log.name}: offsets {first} to {next} are damaged on the disk{known}: mend them with tfmq log repair (with"
-        " the broker stopped), or read up to there and go on behind.",
+        f"{log.name}: offsets {first} to {next} are damaged on the disk{known}: repair them with tfmq log repair (with"
+        " the broker stopped), or read up to there and continue after them.",
         first=first,
         next=next,
     )
 
 
 def renewed(log: PartitionLog, gone: bool = False) -> UnknownTopic:
-    """Another topic bears the name by now; `gone`: or none."""
+    """Return the error for a topic that was created again, or with `deleted` only deleted."""
     if gone:
         return UnknownTopic(
-            f"The topic {log.topic} is not there any more: it was deleted after this query began."
+            f"The topic {log.topic} does not exist any more: it was deleted after this query began."
         )
     return UnknownTopic(
-        f"The topic {log.topic} was deleted and made anew after this query began: offsets of the old one mean nothing"
-        " in the new one. Begin again, with a new checkpoint."
+        f"The topic {log.topic} was deleted and created again after this query began: the old one's offsets are invalid"
+        " in the new one. Start again with a new checkpoint."
     )
 
 
 def unreached(error: TfmqError, log: PartitionLog, offset: int, seconds: float) -> TfmqError:
-    """`error`, a lost connection or an answer that did not come, after `seconds` of trying."""
+    """Return `error`, a lost connection or a timeout, with the offset that was reached.
+
+    `seconds`: how long the request was retried.
+    """
     kind = TimedOut if isinstance(error, TimedOut) else ConnectionFailed
     return kind(
         f"{error.sentence} {log.name} was read up to offset {offset}; given up after {seconds:g} s.",
@@ -97,22 +104,21 @@ def unreached(error: TfmqError, log: PartitionLog, offset: int, seconds: float) 
     )
 
 
-# What a user of Spark reads when something is wrong: one sentence, without the frames of this package.
-#
-# A worker process of Spark that ends with an exception sends its traceback to the driver, which makes it the error's
-# message. The traceback is left out where the process has SPARK_HIDE_TRACEBACK, and it has that from the moment on in
-# which a sentence of ours ends it. Errors that nobody foresaw keep their traceback.
-
 log = logging.getLogger("tfmq.spark")
 
 SAID_MAX = 1000
-"""Sentences that are known to have been said: a query that runs for a year meets more losses than these."""
+"""Losses remembered as logged, so that the set stays bounded in a query that runs for a year."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def shown_by_spark(method: Method) -> Method:
-    """`method`, of which Spark shows the sentence where it raises a TfmqError."""
+    """Wrap `method` so that Spark shows only the sentence of a TfmqError, without frames.
+
+    A Spark worker process that ends with an exception sends its traceback to the driver, which makes it the error's
+    message. The worker leaves the traceback out once SPARK_HIDE_TRACEBACK is set in its environment. Other
+    exceptions keep their traceback.
+    """
 
     @functools.wraps(method)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -132,6 +138,7 @@ def shown_by_spark(method: Method) -> Method:
 
 
 def _alone(error: TfmqError) -> TfmqError:
+    """Remove the traceback and the cause that Spark would show with `error`."""
     if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
     error.__cause__ = None
@@ -139,18 +146,21 @@ def _alone(error: TfmqError) -> TfmqError:
 
 
 class Losses:
-    """What becomes of a query that finds messages gone: it stops, or it goes on and says so in the log, once."""
+    """Policy for lost messages: the query stops, or continues and logs each loss once."""
 
     def __init__(self, fail: bool) -> None:
         self.fail = fail
         self._said: set[str] = set()
 
     def lost(self, error: TfmqError, on: str = "") -> None:
-        """Raises `error` where the query is to stop; it says what is gone, without what to do. `on`: how it goes on."""
+        """Raise `error` if the query must stop, else log it.
+
+        The sentence of `error` must say what is lost, not what to do. `continues` says how the query continues.
+        """
         if self.fail:
             error.sentence += (
-                " The query stops, because failOnDataLoss is true; with false it goes on"
-                f" {on or 'behind what is gone'}."
+                " The query stops, because failOnDataLoss is true; with false it continues"
+                f" {on or 'after the lost messages'}."
             )
             raise error
         if error.sentence not in self._said:
@@ -158,5 +168,7 @@ class Losses:
                 self._said.clear()
             self._said.add(error.sentence)
             log.warning(
-                "%s The query goes on %s, because failOnDataLoss is false.", error.sentence, on or "behind it"
+                "%s The query continues %s, because failOnDataLoss is false.",
+                error.sentence,
+                on or "after them",
             )

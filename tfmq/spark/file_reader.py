@@ -1,6 +1,7 @@
-"""Ranges of partitions from the segment files of a data folder on this machine, beside the broker that writes it.
+"""Reader of partition logs from the segment files of a data folder on this machine.
 
-Nothing is locked, nothing is written, and no broker need run: what lies below the forced marks is read as it lies.
+The broker may run at the same time, or not. Nothing is locked or written; only bytes below the durable offsets are
+read.
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ from tfmq.spark.errors import damaged, read_error, renewed, truncated
 from tfmq.spark.ranges import CHUNK_BYTES, Bounds, Chunk, PartitionLog, Range, message_starts, pieces, targets
 
 LOGS_MAX: Final = 64
-"""Logs of which the last look is kept; each may have some files open."""
+"""Open logs that are cached; each may have some files open."""
 ONE_BLOCK: Final = 1
-"""Fewer bytes than any block has: a read gives just the block that holds the offset."""
+"""Smaller than any block: a read returns just the block that holds the offset."""
 
 Found = TypeVar("Found")
 
 
 class FolderLogs:
-    """`Logs` of the data folder at `path`. Raises BadRequest for what is none, NotSupported for a newer one."""
+    """`LogReader` of the data folder at `path`.
+
+    Raises BadRequest if it is no data folder, NotSupported for a newer format.
+    """
 
     def __init__(self, path: str, disk: Disk | None = None) -> None:
         self._disk = disk or RealDisk()
@@ -43,36 +47,36 @@ class FolderLogs:
         self._onlookers: OrderedDict[PartitionLog, Onlooker] = OrderedDict()
 
     def node(self) -> str:
-        """See `Logs`."""
+        """Implement `LogReader.broker_id`."""
         return self._topics.node
 
     def topics(self) -> list[str]:
-        """See `Logs`."""
+        """Implement `LogReader.topics`."""
         return self._told(None, self._topics.names)
 
     def partitions(self, topic: str) -> list[PartitionLog]:
-        """See `Logs`."""
+        """Implement `LogReader.partitions`."""
         return self._told(None, lambda: self._topics.partitions(topic))
 
     def bounds(self, log: PartitionLog) -> Bounds:
-        """See `Logs`."""
+        """Implement `LogReader.bounds`."""
         marks = self._ask(log, lambda seen: seen.look())
         return Bounds(marks.first, marks.forced, marks.first_ordinal, marks.forced_ordinal)
 
     def all_bounds(self, logs: Sequence[PartitionLog]) -> list[Bounds]:
-        """See `Logs`."""
+        """Implement `LogReader.all_bounds`."""
         return [self.bounds(log) for log in logs]
 
     def at_time(self, log: PartitionLog, ms: int) -> int:
-        """See `Logs`."""
+        """Implement `LogReader.offset_at_time`."""
         return self._ask(log, lambda seen: seen.offset_of_time(ms))
 
     def at_ordinal(self, log: PartitionLog, ordinal: int) -> int:
-        """See `Logs`."""
+        """Implement `LogReader.offset_of_ordinal`."""
         return self._ask(log, lambda seen: seen.offset_of_ordinal(ordinal))
 
     def at_or_after(self, log: PartitionLog, offset: int) -> int:
-        """See `Logs`."""
+        """Implement `LogReader.next_message_offset`."""
 
         def find(seen: Onlooker) -> int:
             place = seen.seek_offset(offset)
@@ -88,7 +92,7 @@ class FolderLogs:
         return self._ask(log, find)
 
     def ordinal_at(self, log: PartitionLog, offset: int) -> int:
-        """See `Logs`."""
+        """Implement `LogReader.ordinal_at_or_after`."""
         start = self.at_or_after(log, offset)
 
         def count(seen: Onlooker) -> int:
@@ -103,11 +107,11 @@ class FolderLogs:
         return self._ask(log, count)
 
     def split(self, range: Range, size: int) -> list[Range]:
-        """See `Logs`."""
+        """Implement `LogReader.split`."""
         return pieces(range, self._ask(range.log, lambda seen: _cuts(seen, range, size)))
 
     def chunks(self, range: Range, max_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
-        """See `Logs`."""
+        """Implement `LogReader.read_blocks`."""
         log, offset, epoch = range.log, range.start, None
         while offset < range.end:
             size = min(max_bytes, range.end - offset)
@@ -119,7 +123,7 @@ class FolderLogs:
             yield Chunk(chunk.start, chunk.data)
 
     def close(self) -> None:
-        """See `Logs`."""
+        """Implement `LogReader.close`."""
         while self._onlookers:
             self._onlookers.popitem()[1].close()
 
@@ -134,7 +138,7 @@ class FolderLogs:
     def _ask(
         self, log: PartitionLog, question: Callable[[Onlooker], Found], offset: int | None = None
     ) -> Found:
-        """The answer of who looks on at `log`, after a look at its mark."""
+        """Call `question` with the read-only log of `log`, refreshed first. Raises TfmqError."""
 
         def ask() -> Found:
             seen = self._onlooker(log)
@@ -144,6 +148,7 @@ class FolderLogs:
         return self._told(log, ask, offset)
 
     def _onlooker(self, log: PartitionLog) -> Onlooker:
+        """Return the read-only log of `log` from the cache, opened if needed."""
         found = self._onlookers.get(log)
         if found is None:
             found = Onlooker(self._disk, self._topics.folder(log), log.log_id)
@@ -154,7 +159,7 @@ class FolderLogs:
         return found
 
     def _told(self, log: PartitionLog | None, ask: Callable[[], Found], offset: int | None = None) -> Found:
-        """What `ask` gives. Raises what it raises as errors with sentences."""
+        """Call `ask`; its errors are raised as TfmqErrors."""
         try:
             return ask()
         except (OSError, JournalError) as error:
@@ -167,14 +172,15 @@ class FolderLogs:
             raise NotSupported(f"{error}.") from error
         if isinstance(error, PermissionError):
             raise BadRequest(
-                f"{error.filename or self._path} may not be read by this process: {error.strerror}. Who runs Spark has"
-                " to have the right to read the data folder."
+                f"{error.filename or self._path} cannot be read by this process: {error.strerror}. The user of Spark"
+                " needs the right to read the data folder."
             ) from error
         if log is not None:
             raise self._told_of(error, log, offset) from error
         raise Damaged(f"The data folder {self._path} cannot be read: {error}.", first=0, next=0) from error
 
     def _told_of(self, error: Exception, log: PartitionLog, offset: int | None) -> errors.TfmqError:
+        """Return the TfmqError for an error of the log."""
         if isinstance(error, WrongLog):
             return renewed(log)
         if isinstance(error, FileNotFoundError):
@@ -195,7 +201,7 @@ class FolderLogs:
 
 
 def _read(seen: Onlooker, offset: int, size: int, epoch: int | None) -> tuple[batch.Chunk, int]:
-    """A chunk, and the epoch of the log then."""
+    """Return the blocks at `offset`, and the epoch of the log at that time."""
     return seen.read(offset, size, epoch), seen.marks.epoch
 
 
@@ -205,32 +211,36 @@ def _cuts(seen: Onlooker, range: Range, size: int) -> list[int]:
         try:
             found.append(seen.seek_offset(offset))
         except Corrupt:
-            continue  # no cut inside of damage; whoever reads that piece is told
+            continue  # no cut inside of damage; the task that reads this part reports it
     return found
 
 
-# A data folder seen from outside: whether it is one, and which topics and partitions lie in it.
-
 LISTINGS_MAX: Final = 5
-"""So often a topic is looked at whose folders do not fit each other: it is being made, or deleted."""
+"""Attempts to list a topic that is being created or deleted."""
 
 
 class FolderTopics:
-    """The folder at `path`, with a look at it now. Raises BadRequest, NotSupported, OSError: it is not for us."""
+    """Topics and partitions in the data folder at `path`.
+
+    Raises BadRequest (no data folder), NotSupported (newer format), OSError (not readable).
+    """
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self.path = path
         self.node = ""
-        """The id of the broker whose folder it is, where it says that."""
+        """The id of the broker, "" if the folder does not have it."""
         self._check()
 
     def names(self) -> list[str]:
-        """All topics, sorted. Raises BadRequest, OSError."""
+        """Return the names of all topics, sorted. Raises BadRequest, OSError."""
         return sorted(self._folders())
 
     def partitions(self, topic: str) -> list[PartitionLog]:
-        """By number. Raises UnknownTopic, UnknownPartition (one is missing), Corrupt, NewerFormat, OSError."""
+        """Return the partitions of `topic`, by number.
+
+        Raises UnknownTopic, UnknownPartition (one is missing), Corrupt, NewerFormat, OSError.
+        """
         trouble = ""
         for _ in range(LISTINGS_MAX):
             found = self._logs(topic)
@@ -245,11 +255,11 @@ class FolderTopics:
         return found
 
     def folder(self, log: PartitionLog) -> str:
-        """Where its files lie."""
+        """Return the folder of the partition's files."""
         return filenames.join(self.path, filenames.partition_folder(log.topic, log.partition))
 
     def _logs(self, topic: str) -> list[PartitionLog]:
-        """What has its mark by now."""
+        """Return the partitions of `topic` that have a checkpoint with a log id."""
         found = []
         for number in sorted(self._folders().get(topic, ())):
             folder = filenames.join(self.path, filenames.partition_folder(topic, number))
@@ -259,7 +269,7 @@ class FolderTopics:
         return found
 
     def _folders(self) -> dict[str, list[int]]:
-        """The numbers of partitions by topic, as folders with a mark say."""
+        """Return the partition numbers by topic, of the folders that have a checkpoint."""
         found: dict[str, list[int]] = {}
         for name in self._disk.list(self.path):
             place = filenames.parse_partition_folder(name)
@@ -293,7 +303,7 @@ class FolderTopics:
 
     def _check_format(self, path: str) -> None:
         if not self._disk.exists(path):
-            return  # a broker that is being made: it has no topics
+            return  # a broker's first start: it has no topics yet
         file = self._disk.open_read(path)
         try:
             text = file.pread(file.size(), 0)
@@ -302,16 +312,16 @@ class FolderTopics:
         try:
             self.node = decode_version(text, path).node
         except Corrupt:
-            return  # damaged; its marks have versions of their own
+            return  # damaged; the log checkpoints have versions of their own
         except NewerFormat as error:
             raise NotSupported(
-                f"The data folder {self.path} has format {error.found}, this tfmq knows up to {error.known}: upgrade it"
+                f"The data folder {self.path} has format {error.found}, this tfmq reads up to {error.known}: upgrade it"
                 " here."
             ) from error
 
 
 def _trouble(logs: list[PartitionLog]) -> str:
-    """What does not fit, in words; "" where all is well."""
+    """Return why these logs are not all of one topic; "" if they are."""
     numbers = {log.partition for log in logs}
     missing = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
     if missing:
@@ -322,5 +332,5 @@ def _trouble(logs: list[PartitionLog]) -> str:
 
 
 def absolute(path: str) -> str:
-    """`path` as a data folder is named: absolute, ~ resolved, without file: before it."""
+    """Return the absolute form of `path`, with ~ expanded and without a file: prefix."""
     return os.path.abspath(os.path.expanduser(path.removeprefix("file://").removeprefix("file:")))

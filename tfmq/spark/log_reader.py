@@ -1,12 +1,12 @@
-"""Where ranges of partitions are read from: a broker over the wire, or the segment files of its data folder.
+"""Interface to read ranges of partitions, from a broker or from the files of its data folder.
 
-    with open_logs(Address(servers="127.0.0.1:8367")) as logs:
-        (log, *_) = logs.partitions("orders")
-        bounds = logs.bounds(log)
-        for piece in logs.split(Range(log, bounds.first, bounds.end), 64 << 20):
-            for chunk in logs.chunks(piece): ...
+    with open_log_reader(SourceAddress(servers="127.0.0.1:8367")) as reader:
+        (log, *_) = reader.partitions("orders")
+        bounds = reader.bounds(log)
+        for part in reader.split(OffsetRange(log, bounds.first, bounds.end), 64 << 20):
+            for blocks in reader.read_blocks(part): ...
 
-Both give the same bytes for the same range. Nothing behind the forced mark is ever given.
+Both implementations return the same bytes for the same range, and never bytes after the durable offset.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ __all__ = ["Address", "Bounds", "Chunk", "Logs", "PartitionLog", "Range", "open_
 
 
 class Address(NamedTuple):
-    """Exactly one of `servers` (as clients take it: "host:port,host:port") and `path` (a DATA folder on this machine).
-    `timeout`: seconds that a broker which is away, or does not answer, is waited for. It can be pickled."""
+    """Where to read from: exactly one of `servers` and `path`. Can be pickled.
+
+    `servers` is "host:port,host:port" as for clients, `path` the DATA folder on this machine. `timeout`: seconds to
+    wait for a broker that is down or does not reply.
+    """
 
     servers: str | None = None
     path: str | None = None
@@ -32,61 +35,73 @@ class Address(NamedTuple):
 
 
 class Logs(Protocol):
-    """See the module. One thread at a time. Errors are `TfmqError`s whose sentences name the partition."""
+    """Reader of partition logs. Not thread-safe; raises TfmqErrors that name the partition."""
 
     def node(self) -> str:
-        """The broker's own id, for ever the same for the same data; "" where a folder does not say it."""
+        """Return the permanent id of the broker; "" where the data folder does not have it."""
         ...
 
     def topics(self) -> list[str]:
-        """All names, sorted."""
+        """Return the names of all topics, sorted."""
         ...
 
     def partitions(self, topic: str) -> list[PartitionLog]:
-        """By number, as they are now. Raises UnknownTopic."""
+        """Return the current partitions of `topic`, by number. Raises UnknownTopic."""
         ...
 
     def bounds(self, log: PartitionLog) -> Bounds:
-        """What may be read now. Raises UnknownTopic: deleted, or made anew."""
+        """Return the range of `log` that can be read now.
+
+        Raises UnknownTopic: the topic was deleted, or deleted and created again.
+        """
         ...
 
     def all_bounds(self, logs: Sequence[PartitionLog]) -> list[Bounds]:
-        """`bounds` of many, asked for together."""
+        """Return `bounds` of each of `logs`; over the wire, the requests are sent together."""
         ...
 
     def at_time(self, log: PartitionLog, ms: int) -> int:
-        """The offset of the first append at or after `ms` since 1970, else the end."""
+        """Return the offset of the first append at or after `ms` (since 1970), else the end."""
         ...
 
     def at_ordinal(self, log: PartitionLog, ordinal: int) -> int:
-        """The offset of that record; the first one that is left, or the end, where it is not there."""
+        """Return the offset of record `ordinal`.
+
+        If it is not in the log: the offset of the first record, or the end.
+        """
         ...
 
     def at_or_after(self, log: PartitionLog, offset: int) -> int:
-        """Where the first message at or behind `offset` begins, within the bounds; the end where there is none. Raises
-        Damaged."""
+        """Return the offset of the first message at or after `offset`, else the end.
+
+        The result is within the bounds. Raises Damaged.
+        """
         ...
 
     def ordinal_at(self, log: PartitionLog, offset: int) -> int:
-        """The number of the first record at or behind `offset`; -1 where damage hides it."""
+        """Return the ordinal of the first record at or after `offset`; -1 if damage hides it."""
         ...
 
     def split(self, range: Range, size: int) -> list[Range]:
-        """`range` in pieces of at most about `size` bytes and of nearly one size, cut at record starts; every record is
-        in exactly one. [] for an empty range."""
+        """Split `range` at record starts into ranges of about equal size, at most about `size` bytes.
+
+        Every record is in exactly one of them. Returns [] for an empty range.
+        """
         ...
 
     def chunks(self, range: Range, max_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
-        """The control blocks that hold the records of `range`, in order and without a gap. Blocks at either end may
-        hold records outside of it. A chunk has at most `max_bytes`, or one block.
+        """Yield the blocks that hold the records of `range`, in order and without gaps.
 
-        Raises OffsetOutOfRange (retention took it, or it is not there yet), LogTruncated, Damaged, UnknownTopic,
+        The first and the last block may also hold records outside of the range. Each item has at most `max_bytes`,
+        or one block.
+
+        Raises OffsetOutOfRange (deleted by retention, or not durable yet), LogTruncated, Damaged, UnknownTopic,
         ConnectionFailed, TimedOut.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections and files. Twice is harmless."""
+        """Close connections and files. Calling it twice is harmless."""
         ...
 
     def __enter__(self) -> Logs: ...
@@ -97,15 +112,17 @@ class Logs(Protocol):
 
 
 def open_logs(address: Address, *, patient: bool = False) -> Logs:
-    """The logs at `address`. A folder is looked at now, a broker with the first question. `patient`: it was there
-    before, so it is waited for from the first question on.
+    """Open a reader for `address`. A folder is checked now, a broker at the first request.
 
-    Raises BadRequest: not exactly one address is given, or the path is no data folder.
+    `wait_for_broker`: the broker was reachable before, so the first request waits for it up to the timeout, too.
+
+    Raises BadRequest: not exactly one address is given, or the path is no data folder. For a folder also what its
+    check raises.
     """
     if (address.servers is None) == (address.path is None):
         raise BadRequest("Name either servers or path, one of them.", outcome=NOT_DONE)
     if address.path is not None:
-        from tfmq.spark.file_reader import FolderLogs  # each without what the other one needs
+        from tfmq.spark.file_reader import FolderLogs  # without the imports of the other
 
         return FolderLogs(address.path)
     from tfmq.spark.wire_reader import WireLogs

@@ -1,11 +1,11 @@
-"""How far a query is, as it stands in Spark's checkpoint:
+"""Offsets of a query, as JSON in checkpoints and options; and where it begins and ends.
 
     {"orders": {"0": 4096, "1": 123, "incarnation": 7, "broker": "9f0c..."}}
 
-For each topic the offset of each partition, where the next message is read; the incarnation of the topic, by which a
-topic that was deleted and made anew is told from the one that was read; and the id of the broker, which counts
-incarnations for itself. `startingOffsets` takes the same, with or without these two. Spark compares two of them by
-their text, so equal ones have the same order.
+For each topic: the offset at which each partition is read next; the incarnation of the topic, which changes when
+the topic is deleted and created again; and the id of the broker, because incarnations are unique within one broker
+only. In `startingOffsets` the last two are optional. Spark compares offsets by their JSON text, so equal ones must
+have the same key order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfmq.spark.options import nearest, only_one
 from tfmq.spark.ranges import Bounds, PartitionLog
 
 EARLIEST, LATEST = -2, -1
-"""In a JSON object of a user, where the number of an offset may stand."""
+"""Special offsets in a JSON object from the user."""
 
 INCARNATION, BROKER = "incarnation", "broker"
 OFFSET_MAX = (1 << 63) - 1
@@ -33,14 +33,14 @@ Key = tuple[str, int]
 
 
 class Offset(NamedTuple):
-    """One partition's; `incarnation` 0 and `broker` "" where they are not told."""
+    """Offset in one partition; `incarnation` 0 and `broker` "" are unknown."""
 
     incarnation: int
     offset: int
     broker: str = ""
 
     def of_another(self, incarnation: int, broker: str) -> bool:
-        """Whether it is an offset in another topic than that of these."""
+        """Return whether this is an offset of another incarnation or broker than the given ones."""
         return self.incarnation not in (0, incarnation) or (
             "" not in (self.broker, broker) and self.broker != broker
         )
@@ -50,7 +50,7 @@ Offsets = dict[Key, Offset]
 
 
 def to_json(offsets: Mapping[Key, Offset]) -> dict[str, dict[str, int | str]]:
-    """As a checkpoint has it."""
+    """Return the offsets as a JSON object, in the order of the checkpoint."""
     found: dict[str, dict[str, int | str]] = {}
     for topic, partition in sorted(offsets):
         found.setdefault(topic, {})[str(partition)] = offsets[topic, partition].offset
@@ -62,8 +62,9 @@ def to_json(offsets: Mapping[Key, Offset]) -> dict[str, dict[str, int | str]]:
 
 
 def from_json(value: Mapping[str, Any], what: str, *, low: int = EARLIEST, noun: str = "place") -> Offsets:
-    """Of an object like `to_json`'s; `low`: the least number that an offset may have. Raises BadRequest that calls it
-    `what`, and a number of it `noun`.
+    """Parse an object like that of `to_json`; offsets must be at least `low`.
+
+    Raises BadRequest; its sentence calls the object `what`, and a number in it `noun`.
     """
     found: Offsets = {}
     for topic, row in value.items():
@@ -81,7 +82,7 @@ def from_json(value: Mapping[str, Any], what: str, *, low: int = EARLIEST, noun:
 
 
 def assigned(value: Mapping[str, Any]) -> tuple[Key, ...]:
-    """Of `assign`'s object: `{"orders": [0, 1]}`. Raises BadRequest."""
+    """Parse the object of the option `assign`: `{"orders": [0, 1]}`. Raises BadRequest."""
     found: list[Key] = []
     for topic, numbers in value.items():
         if not valid_name(topic):
@@ -93,7 +94,7 @@ def assigned(value: Mapping[str, Any]) -> tuple[Key, ...]:
 
 
 def named(keys: Iterable[Key]) -> str:
-    """orders-0, orders-1 and 3 more."""
+    """Return at most three partition names, as in "orders-0, orders-1, orders-2 and 3 more"."""
     found = [f"{topic}-{partition}" for topic, partition in sorted(keys)]
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return ", ".join(found[:3]) + more
@@ -111,16 +112,14 @@ def _whole(value: Any, low: int, what: str) -> int:
     return value
 
 
-# Where a query begins or ends in each partition, as a user says it: "earliest", "latest", offsets, times.
-
 log = logging.getLogger("tfmq.spark")
 
 IN_SECONDS = 100_000_000_000
-"""A time below it, in ms, is meant in seconds."""
+"""Times (ms) below it are probably meant in seconds."""
 
 
 class Standing(NamedTuple):
-    """A partition's log and how far it reaches."""
+    """A partition's log and its readable bounds."""
 
     log: PartitionLog
     bounds: Bounds
@@ -130,8 +129,10 @@ Survey = dict[Key, Standing]
 
 
 class Places(NamedTuple):
-    """`option` is what the user set. `everywhere`: EARLIEST or LATEST, or with `by_time` ms since 1970; `each`: for
-    each partition instead. `strict`: a time behind all messages is refused, else it is the end.
+    """Where a query begins or ends in each partition, as the user set it in `option`.
+
+    `by_partition` has an offset for each partition; without it `for_all` is for all of them: EARLIEST, LATEST, or
+    with `by_time` ms since 1970. `strict`: a time after the last message is an error, else it means the end.
     """
 
     option: str
@@ -141,8 +142,9 @@ class Places(NamedTuple):
     strict: bool = False
 
     def resolve(self, logs: Logs, survey: Survey, losses: Losses) -> Offsets:
-        """The offset in each partition of `survey`. Raises BadRequest, UnknownTopic; and what `losses` does where a
-        user's offset is not there any more.
+        """Return the offset in each partition of `survey`.
+
+        Raises BadRequest, UnknownTopic; and what `losses` raises where the user's offset is no longer in the log.
         """
         if self.each is not None:
             self._compare(survey)
@@ -152,12 +154,15 @@ class Places(NamedTuple):
         }
 
     def later_than(self, other: Places) -> bool:
-        """Whether both are times for all partitions, and this one is the later: a query between them reads nothing."""
+        """Return whether both are times for all partitions, and this one is later.
+
+        A query from this one to `other` reads nothing.
+        """
         times = self.by_time and other.by_time and self.each is None and other.each is None
         return times and self.everywhere > other.everywhere
 
     def _compare(self, survey: Survey) -> None:
-        """All partitions are named, and no others."""
+        """Check that `by_partition` names exactly the partitions that are read. Raises BadRequest."""
         assert self.each is not None
         others = self.each.keys() - survey.keys()
         if others:
@@ -169,11 +174,12 @@ class Places(NamedTuple):
         if missing:
             how = "with a time in ms since 1970" if self.by_time else "; -2 is the beginning, -1 the end"
             raise BadRequest(
-                f"{self.option} says nothing of {named(missing)}: name every partition that is read"
+                f"{self.option} does not have {named(missing)}: name every partition that is read"
                 f"{' ' if self.by_time else ''}{how}."
             )
 
     def _one(self, logs: Logs, key: Key, standing: Standing, losses: Losses) -> int:
+        """Return the offset in one partition."""
         log, bounds = standing
         given = Offset(0, self.everywhere) if self.each is None else self.each[key]
         if given.of_another(log.incarnation, logs.node()):
@@ -187,6 +193,7 @@ class Places(NamedTuple):
         return self._offset(logs, standing, given.offset, losses)
 
     def _time(self, logs: Logs, standing: Standing, ms: int) -> int:
+        """Return the offset of the first message at or after a time."""
         found = min(logs.at_time(standing.log, ms), standing.bounds.end)
         name = f"{standing.log.topic}-{standing.log.partition}"
         if self.strict and found == standing.bounds.end:
@@ -197,7 +204,7 @@ class Places(NamedTuple):
         return found
 
     def _offset(self, logs: Logs, standing: Standing, offset: int, losses: Losses) -> int:
-        """Where a user said a number of bytes."""
+        """Check an explicit offset: it must be in the log, at the start of a message."""
         (log, bounds), name = standing, f"{standing.log.topic}-{standing.log.partition}"
         if offset > bounds.end:
             raise BadRequest(f"{self.option}: {name} ends at {bounds.end}, before {offset}.")
@@ -219,19 +226,19 @@ class Places(NamedTuple):
 
 
 def starting(given: Mapping[str, Any], streaming: bool) -> Places:
-    """Of the options that are given. Raises BadRequest."""
+    """Parse the options that set where a query begins. Raises BadRequest."""
     option = only_one(given, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
     strict = given.get("startingOffsetsByTimestampStrategy", "error") == "error"
     found = _places(given, option, strict) or Places("startingOffsets", LATEST if streaming else EARLIEST)
     if found.everywhere == LATEST and found.each is None and not streaming:
-        raise BadRequest("startingOffsets cannot be latest in a batch: there is nothing to read behind it.")
+        raise BadRequest("startingOffsets cannot be latest in a batch: there is nothing to read after it.")
     if not streaming and any(each.offset == LATEST for each in (found.each or {}).values()):
-        raise BadRequest("startingOffsets cannot be -1 in a batch: there is nothing to read behind the end.")
+        raise BadRequest("startingOffsets cannot be -1 in a batch: there is nothing to read after the end.")
     return found
 
 
 def ending(given: Mapping[str, Any]) -> Places:
-    """Of the options that are given, for a batch. Raises BadRequest."""
+    """Parse the options that set where a batch ends. Raises BadRequest."""
     option = only_one(given, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
     found = _places(given, option, strict=False) or Places("endingOffsets", LATEST)
     earliest = any(each.offset == EARLIEST for each in (found.each or {}).values())
@@ -241,6 +248,7 @@ def ending(given: Mapping[str, Any]) -> Places:
 
 
 def _places(given: Mapping[str, Any], option: str, strict: bool) -> Places | None:
+    """Parse one of these options; None if it is not given."""
     if not option:
         return None
     value = given[option]
@@ -250,30 +258,29 @@ def _places(given: Mapping[str, Any], option: str, strict: bool) -> Places | Non
         return Places(option, each=each, by_time=by_time, strict=by_time and strict)
     if isinstance(value, int):
         if 0 < value < IN_SECONDS:
-            log.warning("%s=%d lies in the year 1973 or before: times are milliseconds.", option, value)
+            log.warning("%s=%d is in the year 1973 or before: times are milliseconds.", option, value)
         return Places(option, value, by_time=True, strict=strict)
     return Places(option, EARLIEST if value == "earliest" else LATEST)
 
 
-# Which partitions a query reads: those of named topics, of all topics that a pattern matches, or named ones.
-
-
 class Subscription(NamedTuple):
-    """One of the three is not empty."""
+    """The partitions that a query reads; exactly one of the three fields is not empty."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
     assigned: tuple[Key, ...] = ()
 
     def wants(self, topic: str) -> bool:
-        """Whether a topic of that name is meant."""
+        """Return whether the subscription includes `topic`."""
         if self.pattern:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in self.topics or any(topic == each[0] for each in self.assigned)
 
     def find(self, logs: Logs, *, lenient: bool = False) -> dict[Key, PartitionLog]:
-        """The partitions that are there now. Raises UnknownTopic for a named topic that is not there, UnknownPartition
-        likewise; `lenient`: they are left out.
+        """Return the partitions that exist now.
+
+        Raises UnknownTopic and UnknownPartition for a named one that does not exist; with `lenient` these are left
+        out.
         """
         found: dict[Key, PartitionLog] = {}
         for topic in self._topics(logs):
@@ -290,7 +297,7 @@ class Subscription(NamedTuple):
         return {key: found[key] for key in self.assigned if key in found}
 
     def look_for(self, logs: Logs, there: Collection[Key]) -> None:
-        """Raises what `find` does for the first that is named and not `there`."""
+        """Check that all named topics and partitions are in `existing`. Raises as `find_partitions`."""
         topics = {topic for topic, _ in there}
         for topic in [] if self.pattern else self._topics(logs):
             if topic not in topics and topic not in logs.topics():
@@ -307,13 +314,13 @@ class Subscription(NamedTuple):
 
 def _unknown(logs: Logs, topic: str) -> UnknownTopic:
     return UnknownTopic(
-        f"There is no topic {topic!r}.{nearest(topic, logs.topics())} Look at the list of topics (tfmq topic list), or"
+        f"There is no topic {topic!r}.{nearest(topic, logs.topics())} List the topics (tfmq topic list), or"
         " create it (tfmq topic create)."
     )
 
 
 def subscription(given: Mapping[str, Any]) -> Subscription:
-    """Of the options that are given. Raises BadRequest."""
+    """Parse the options that name what to read. Raises BadRequest."""
     chosen = only_one(given, "subscribe", "subscribePattern", "assign", required=True)
     if chosen == "assign":
         return Subscription(assigned=assigned(given["assign"]))

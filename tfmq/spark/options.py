@@ -1,8 +1,7 @@
-"""Every option of the Spark source and sink, once: its name, what it takes, its default, where it holds, and what it
-means. docs/spark.md has a row for each; a test compares them.
+"""All options of the Spark source and sink: name, accepted values, default, use and meaning.
 
-Names and meanings are those of Spark's Kafka source where that has them. Spark hands option names over in lower case,
-so case never matters here.
+docs/spark.md has a row for each; a test compares them. Names and meanings are those of Spark's Kafka source where
+it has them. Spark passes option names in lower case, so they are not case-sensitive.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 from tfmq.errors import BadRequest
 from tfmq.limits import valid_name
 
-# What people type who come from Spark's Kafka source, and what it is here: names of options, in lower case.
-
-_TIMEOUT: Final = "how long a broker is waited for says the option timeout here."
+_TIMEOUT: Final = "how long to wait for a broker is the option timeout here."
 _GROUP: Final = "the group that shows a stream's progress is the option groupId here."
 
 ADVICE: Final = {
@@ -36,16 +33,16 @@ ADVICE: Final = {
     "kafkaconsumer.polltimeoutms": ("kafkaConsumer.pollTimeoutMs", _TIMEOUT),
     "auto.offset.reset": ("auto.offset.reset", "where a query begins is the option startingOffsets here."),
 }
-"""Name -> the name as it is written, and what to do."""
+"""Options of Spark's Kafka source, in lower case -> (the name as written, what to use instead)."""
 _CLIENT: Final = (
     ("kafka.", "a broker's client has no settings here but the option timeout: leave it out."),
     ("kafkaconsumer.", "nothing is kept between micro-batches here: leave it out."),
 )
-"""Beginnings of names, and what to do about all of them."""
+"""Prefixes of Kafka option names, and what to do about them."""
 
 
 def advice(name: str) -> str | None:
-    """A sentence about an option of Kafka's; None for any other name."""
+    """Return what to use instead of an option of Spark's Kafka source; None for other names."""
     known = ADVICE.get(name.lower())
     if known is not None:
         return f"tfmq has no option {known[0]!r}: {known[1]}"
@@ -55,22 +52,20 @@ def advice(name: str) -> str | None:
     return None
 
 
-# What the values of options are made of: each function makes a value of a text, or raises ValueError whose text ends
-# the sentence "NAME must be".
-
+# The parsers of option values. Each raises ValueError whose text completes the sentence "NAME must be ...".
 NUMBER_MAX = (1 << 63) - 1
 _DIGITS = re.compile("[0-9]+")
 
 
 def text(value: str) -> str:
-    """A text with something in it."""
+    """Parse a text that is not empty."""
     if not value.strip():
         raise ValueError("a text that is not empty")
     return value.strip()
 
 
 def names(value: str) -> tuple[str, ...]:
-    """Topics with commas between them."""
+    """Parse topic names separated by commas."""
     found = tuple(dict.fromkeys(each.strip() for each in value.split(",") if each.strip()))
     if not found or not all(map(valid_name, found)):
         raise ValueError(
@@ -80,14 +75,14 @@ def names(value: str) -> tuple[str, ...]:
 
 
 def name(value: str) -> str:
-    """What can name a group."""
+    """Parse a valid group name."""
     if not valid_name(value.strip()):
         raise ValueError("a name, 1 to 249 of A-Z a-z 0-9 . _ -")
     return value.strip()
 
 
 def pattern(value: str) -> str:
-    """A regular expression that compiles."""
+    """Parse a regular expression: check that it compiles."""
     try:
         re.compile(value)
     except re.error as error:
@@ -96,7 +91,7 @@ def pattern(value: str) -> str:
 
 
 def flag(value: str) -> bool:
-    """true or false."""
+    """Parse true or false."""
     found = {"true": True, "false": False}.get(value.strip().lower())
     if found is None:
         raise ValueError("true or false")
@@ -104,7 +99,7 @@ def flag(value: str) -> bool:
 
 
 def count(value: str) -> int:
-    """A whole number above 0."""
+    """Parse an integer from 1 on."""
     found = _whole(value, "a whole number from 1 on")
     if not found:
         raise ValueError("a whole number from 1 on")
@@ -112,7 +107,7 @@ def count(value: str) -> int:
 
 
 def _whole(value: str, what: str) -> int:
-    """Of digits, up to what 63 bits hold. Raises ValueError that calls it `what`."""
+    """Parse decimal digits, at most NUMBER_MAX. Raises ValueError that begins with `what`."""
     found = _DIGITS.fullmatch(value.strip())
     if not (found and value.strip().isascii()):
         raise ValueError(what)
@@ -127,7 +122,7 @@ _SIZE = re.compile(r"([0-9]{1,19})\s*(b|[kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 def size(value: str) -> int:
-    """Bytes, or with a unit as Spark has them: 64m, 1g; also 64MiB."""
+    """Parse bytes, also with a unit as in Spark: 64m, 1g; or 64MiB. All units are binary."""
     found = _SIZE.fullmatch(value.strip())
     number = int(found[1]) * _UNITS[found[2].lower()] if found else 0
     if not 0 < number <= NUMBER_MAX:
@@ -141,7 +136,7 @@ _TIME_MAX = 1e9
 
 
 def seconds(value: str) -> float:
-    """Seconds, or with a unit: 500ms, 30s, 15m."""
+    """Parse seconds, also with a unit: 500ms, 30s, 15m."""
     found = _TIME.fullmatch(value.strip())
     number = float(found[1]) * _TIMES[(found[2] or "").lower()] if found else 0.0
     if number >= _TIME_MAX:
@@ -152,7 +147,7 @@ def seconds(value: str) -> float:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """One of these words, in any case."""
+    """Return a parser that accepts one of `words`, in any case."""
 
     def read(value: str) -> str:
         if value.strip().lower() not in words:
@@ -163,22 +158,22 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def moment(value: str) -> int:
-    """Milliseconds since 1970."""
+    """Parse milliseconds since 1970."""
     return _whole(value, "milliseconds since 1970, like 1700000000000")
 
 
 def version(value: str) -> int:
-    """A whole number, also 0."""
+    """Parse an integer from 0 on."""
     return _whole(value, "a whole number from 0 on")
 
 
 def lists_by_topic(value: str) -> dict[str, Any]:
-    """A JSON object of topics, for lists of partitions."""
+    """Parse a JSON object of topics; the values, lists of partitions, are not checked here."""
     return _by_topic(value, '{"orders": [0, 1]}')
 
 
 def times_by_topic(value: str) -> dict[str, Any]:
-    """A JSON object of topics, for a time of each partition."""
+    """Parse a JSON object of topics; the values, times by partition, are not checked here."""
     return _by_topic(value, '{"orders": {"0": 1700000000000}}')
 
 
@@ -193,7 +188,7 @@ def _by_topic(value: str, example: str) -> dict[str, Any]:
 
 
 def place(value: str) -> str | dict[str, Any]:
-    """earliest, latest, or a JSON object of topics."""
+    """Parse earliest, latest, or a JSON object of topics."""
     word = value.strip().lower()
     if word in ("earliest", "latest"):
         return word
@@ -214,16 +209,17 @@ SPARK_OPTIONS = frozenset(
         "asyncprogresstrackingcheckpointintervalms",
     )
 )
-"""What Spark passes on although it is meant for itself."""
+"""Spark's own options, which it passes to the data source, too."""
 
 CREATE_TABLE = "provider"
-"""Comes with a table of a catalog, which Spark makes and then reads without any options."""
+"""Option of a table in a catalog, which Spark creates and later reads without any options."""
 
 
 class Option(NamedTuple):
-    """One option. `read` makes a value of its text, or raises ValueError whose text ends the sentence "NAME must be".
+    """One option; `parse` converts its text, or raises ValueError.
 
-    `query` says for which kind of query it is: `spark.read` and `write`, `readStream` and `writeStream`, or both.
+    The text of the ValueError completes the sentence "NAME must be ...". `query`: whether the option is for batch
+    queries (`spark.read`, `write`), streams (`readStream`, `writeStream`) or both.
     """
 
     name: str
@@ -263,7 +259,7 @@ OPTIONS: tuple[Option, ...] = (
         "source",
         "both",
         pattern,
-        "All topics whose whole name matches it, in Python's syntax; also those that are made later.",
+        "All topics whose whole name matches it, in Python's syntax; also those created later.",
     ),
     Option(
         "assign",
@@ -282,7 +278,7 @@ OPTIONS: tuple[Option, ...] = (
         "both",
         place,
         "Where to begin. JSON gives an offset for each partition, -2 for its beginning, -1 for its end. A stream that"
-        " has a checkpoint goes on where that says.",
+        " has a checkpoint continues from the checkpoint.",
     ),
     Option(
         "startingTimestamp",
@@ -309,7 +305,7 @@ OPTIONS: tuple[Option, ...] = (
         "source",
         "both",
         one_of("error", "latest"),
-        "What to do where nothing was appended then or later: stop, or begin at the end.",
+        "What to do if nothing was appended then or later: stop, or begin at the end.",
     ),
     Option(
         "endingOffsets",
@@ -346,7 +342,7 @@ OPTIONS: tuple[Option, ...] = (
         "both",
         flag,
         "Whether a query stops where messages are gone that it has not read: by retention, with a topic that was"
-        " deleted, by damage. `false`: it goes on behind them, and says so in the log.",
+        " deleted, by damage. `false`: it continues after them, and logs the loss.",
     ),
     Option(
         "maxOffsetsPerTrigger",
@@ -355,7 +351,7 @@ OPTIONS: tuple[Option, ...] = (
         "source",
         "stream",
         count,
-        "At most so many in a micro-batch, shared among the partitions by what waits in each.",
+        "Maximum number in a micro-batch, shared in proportion to what waits in each partition.",
     ),
     Option(
         "maxBytesPerTrigger",
@@ -364,7 +360,7 @@ OPTIONS: tuple[Option, ...] = (
         "source",
         "stream",
         size,
-        "About so many bytes in a micro-batch: each partition ends with the message in which its share ends. Instead of"
+        "Approximate bytes in a micro-batch: each partition ends with the message in which its share ends. Instead of"
         " `maxOffsetsPerTrigger`.",
     ),
     Option(
@@ -374,7 +370,7 @@ OPTIONS: tuple[Option, ...] = (
         "source",
         "stream",
         count,
-        "Wait until so many are there, at most for `maxTriggerDelay`. Not with `Trigger.AvailableNow`.",
+        "Wait for this number of messages, at most for `maxTriggerDelay`. Not with `Trigger.AvailableNow`.",
     ),
     Option(
         "maxTriggerDelay",
@@ -392,7 +388,7 @@ OPTIONS: tuple[Option, ...] = (
         "source",
         "both",
         count,
-        "Cut large partitions into pieces, so that about so many tasks or more share the work.",
+        "Split large partitions, so that about this number of tasks or more share the work.",
     ),
     Option(
         "maxRecordsPerPartition",
@@ -401,7 +397,7 @@ OPTIONS: tuple[Option, ...] = (
         "source",
         "both",
         count,
-        "At most so many for one task.",
+        "Maximum number for one task.",
     ),
     Option(
         "groupId",
@@ -411,7 +407,7 @@ OPTIONS: tuple[Option, ...] = (
         "stream",
         name,
         "The group in the broker that gets the query's progress, so that `tfmq group` shows its lag. The checkpoint"
-        " decides where the query goes on, not the group.",
+        " decides where the query continues, not the group.",
     ),
     Option(
         "verify",
@@ -420,7 +416,7 @@ OPTIONS: tuple[Option, ...] = (
         "source",
         "both",
         one_of("chunk", "message", "none"),
-        "Which checksums are proven: one for each block of at most 64 KiB, those of all messages as well, or none.",
+        "Which checksums are verified: one for each block of at most 64 KiB, those of all messages as well, or none.",
     ),
     Option(
         "topic",
@@ -429,7 +425,7 @@ OPTIONS: tuple[Option, ...] = (
         "sink",
         "both",
         text,
-        "The topic to write to. Without it the rows say it, in a column `topic`.",
+        "The topic to write to. Without it each row names its topic in a column `topic`.",
     ),
     Option(
         "transactionTtl",
@@ -439,7 +435,7 @@ OPTIONS: tuple[Option, ...] = (
         "both",
         seconds,
         "How long the rows of a finished task wait in the broker for the commit. It must be longer than a whole batch"
-        " may take; what a query left that never comes back goes after it.",
+        " may take. Rows of a query that never restarts are discarded after it.",
     ),
     Option(
         "allowOtherTotal",
@@ -448,7 +444,7 @@ OPTIONS: tuple[Option, ...] = (
         "sink",
         "both",
         flag,
-        "For queries that give other rows when they are run again: a batch that is committed already is passed over"
+        "For queries that return other rows when they are run again: a batch that is already committed is skipped"
         " even if it has another number of rows now. `false`: the query stops then.",
     ),
     Option(
@@ -458,8 +454,8 @@ OPTIONS: tuple[Option, ...] = (
         "sink",
         "batch",
         text,
-        "With `txnVersion`: a batch write is done once, however often it is run. The writes of one application have"
-        " versions that only go up.",
+        "With `txnVersion`: a batch write is done once, however often it is run. The versions of one application's"
+        " writes must increase.",
     ),
     Option(
         "txnVersion",
@@ -468,7 +464,7 @@ OPTIONS: tuple[Option, ...] = (
         "sink",
         "batch",
         version,
-        "The number of this write among those of `txnAppId`; one that is done already is passed over.",
+        "The number of this write among those of `txnAppId`; one that is already committed is skipped.",
     ),
     Option(
         "timeout",
@@ -477,14 +473,16 @@ OPTIONS: tuple[Option, ...] = (
         "both",
         "both",
         seconds,
-        "How long a broker that does not answer is waited for.",
+        "How long to wait for a broker that does not respond.",
     ),
 )
 
 
 def chosen(given: Mapping[str, str], where: Where, query: Query) -> dict[str, Any]:
-    """The values of the options that are given, by their names. Raises BadRequest for one that is unknown, belongs
-    elsewhere, or has a wrong value; the sentence names it. `query` "both": it is not known yet which it will be.
+    """Parse the options in `given`; the result has their documented spelling as keys.
+
+    `query` "both": the kind of query is not known yet. Raises BadRequest that names an unknown option, one for
+    another use, or an invalid value.
     """
     known = {each.name.lower(): each for each in OPTIONS}
     found = {}
@@ -512,7 +510,7 @@ _INSTEAD = {
     "subscribe": "subscribe is an option of the source, not of the sink: the topic to write to is topic.",
     "topic": "topic is an option of the sink, not of the source: the topics to read are subscribe.",
 }
-"""What to say to options of the other end that are easily mistaken."""
+"""Messages for options of the wrong side that are easily confused."""
 
 _VERBS: dict[tuple[Where, Query], str] = {
     ("source", "batch"): "spark.read",
@@ -523,6 +521,7 @@ _VERBS: dict[tuple[Where, Query], str] = {
 
 
 def _value(option: Option, value: str, where: Where, query: Query) -> Any:
+    """Parse one option. Raises BadRequest if it is invalid or not for this kind of query."""
     if option.where not in (where, "both") and option.name in _INSTEAD:
         raise BadRequest(_INSTEAD[option.name])
     if option.where not in (where, "both"):
@@ -540,7 +539,10 @@ def _value(option: Option, value: str, where: Where, query: Query) -> Any:
 
 
 def only_one(given: Mapping[str, Any], *exclusive: str, required: bool = False) -> str:
-    """Which of these options is given, "" if none. Raises BadRequest for two, and for none of what is required."""
+    """Return which of the `exclusive` options is given, "" if none.
+
+    Raises BadRequest for two, and for none if one is `required`.
+    """
     there = [name for name in exclusive if name in given]
     if len(there) > 1:
         raise BadRequest(f"{there[0]} and {there[1]} exclude each other: give one of them.")
@@ -550,7 +552,7 @@ def only_one(given: Mapping[str, Any], *exclusive: str, required: bool = False) 
 
 
 def nearest(word: str, words: list[str]) -> str:
-    """' Did you mean 'subscribe'?' for the nearest of `words`, in any case, or nothing."""
+    """Return " Did you mean 'X'?" for the word most like `word`, else "". Ignores case."""
     lower = {each.lower(): each for each in words}
     found = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=0.6)
     return f" Did you mean {lower[found[0]]!r}?" if found else ""

@@ -1,7 +1,7 @@
-"""What is read next: where a query begins, how far its next micro-batch goes, and which task reads what of it.
+"""Plans of queries: where they begin, the end of each micro-batch, and what each task reads.
 
-Without Spark. A planner asks the broker (or the folder) how far each partition reaches and compares that with how far
-the query is; what lies between and is gone is a loss, and `Losses` decides whether the query goes on.
+This module does not use Spark. A planner compares the readable bounds of each partition with the offsets of the
+query; messages between that are gone are a loss, and `LossPolicy` decides whether the query continues.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ log = logging.getLogger("tfmq.spark")
 Task = tuple[Range, ...]
 
 SURVEYS_MAX = 5
-"""A topic that is deleted while it is looked at is looked at again."""
+"""Attempts to get the bounds: a topic may be deleted between the two requests."""
 UNKNOWN = -1
-"""An ordinal that damage hides."""
+"""Ordinal that cannot be determined because of damage."""
 
 
 class Limit(NamedTuple):
-    """Of a micro-batch; None: no limit."""
+    """Limit of a micro-batch; None: no limit."""
 
     rows: int | None = None
     bytes: int | None = None
 
 
 class Planner:
-    """Plans for one query over `logs`."""
+    """Planner of one query over `logs`. `now`: monotonic seconds."""
 
     def __init__(
         self, settings: SourceSettings, logs: Logs, now: Callable[[], float] = time.monotonic
@@ -44,27 +44,25 @@ class Planner:
         self._settings, self._logs, self._now = settings, logs, now
         self._losses = Losses(settings.fail_on_data_loss)
         self._ordinals: dict[tuple[int, int], int] = {}
-        """(log id, offset) -> ordinal, of the places where the last micro-batch began and ended."""
+        """(log id, offset) -> ordinal, for the start and the end of the last micro-batch."""
         self._target: dict[Key, Standing] | None = None
         self._seen: Offsets | None = None
         self._begun = now()
         self._turn = 0
 
-    # Batches
-
     def batch(self) -> list[Task]:
-        """The tasks of a batch. Raises BadRequest, UnknownTopic, and what `Losses` does."""
+        """Return the tasks of a batch. Raises BadRequest, UnknownTopic, and what `LossPolicy` raises."""
         assert self._settings.end is not None
         survey = self._first_survey()
         start = self._settings.start.resolve(self._logs, survey, self._losses)
         end = self._settings.end.resolve(self._logs, survey, self._losses)
         if self._settings.start.later_than(self._settings.end):
-            log.warning("startingTimestamp lies behind endingTimestamp, so nothing is read.")
+            log.warning("startingTimestamp is after endingTimestamp, so nothing is read.")
         for key in sorted(start):
             if start[key].offset > end[key].offset and self._explicit(self._settings.start, key):
                 raise BadRequest(
-                    f"{named([key])} is to be read from offset {start[key].offset} to {end[key].offset}: the start lies"
-                    " behind the end."
+                    f"{named([key])} is to be read from offset {start[key].offset} to {end[key].offset}: the start is"
+                    " after the end."
                 )
         return self._tasks(
             [
@@ -78,21 +76,19 @@ class Planner:
     def _explicit(places: Places, key: Key) -> bool:
         return places.each is not None and places.each[key].offset != EARLIEST
 
-    # Streams
-
     def initial(self) -> Offsets:
-        """Where a new query begins. Raises BadRequest, UnknownTopic."""
+        """Return the offsets at which a new query begins. Raises BadRequest, UnknownTopic."""
         return self._settings.start.resolve(self._logs, self._first_survey(), self._losses)
 
     def freeze(self) -> None:
-        """From now on nothing that is appended later is read: the query is to end (`Trigger.AvailableNow`)."""
-        # What is not there stops the query when it is asked where it begins, or goes on.
+        """Set the current end of the topics as the end of the query (`Trigger.AvailableNow`)."""
+        # Lenient: topics that do not exist are reported by `initial_offsets` or `plan_end`.
         self._target = self._survey(lenient=True)
 
     def latest(self, start: Offsets, limit: Limit) -> Offsets:
-        """How far the micro-batch that begins at `start` goes; `start` again if there is nothing to read.
+        """Return the end of the micro-batch that begins at `start`; `start` if nothing is to be read.
 
-        Raises UnknownTopic, OffsetOutOfRange or LogTruncated for messages that are gone, where such end the query.
+        Raises UnknownTopic, OffsetOutOfRange or LogTruncated for lost messages, where losses stop the query.
         """
         survey = self._survey(lenient=True)
         self._seen = self._offsets(survey, {key: each.bounds.end for key, each in survey.items()})
@@ -100,7 +96,7 @@ class Planner:
         if self._target is not None:
             there, survey = survey, _frozen(survey, self._target)
             for key in sorted((start.keys() & there.keys()) - survey.keys()):
-                self._begin(key, start[key], there[key])  # made anew since: what was not read of it is told
+                self._begin(key, start[key], there[key])  # created again since: report what was not read
         begins = {key: self._begin(key, start.get(key), each) for key, each in survey.items()}
         ends = {key: self._end(begins[key], each) for key, each in survey.items()}
         if self._waits(survey, begins):
@@ -115,11 +111,11 @@ class Planner:
         return self._offsets(survey, ends)
 
     def seen(self) -> Offsets | None:
-        """How far the partitions reached when `latest` asked last; None before that. Asks nobody."""
+        """Return the end of the topics at the last `plan_end`; None before that. Does no I/O."""
         return self._seen
 
     def stream(self, start: Offsets, end: Offsets) -> list[Task]:
-        """The tasks of the micro-batch from `start` to `end`, which an earlier run may have planned."""
+        """Return the tasks of the micro-batch from `start` to `end`, perhaps planned by an earlier run."""
         survey = self._survey(lenient=True)
         ranges = []
         for key in sorted(end):
@@ -132,21 +128,20 @@ class Planner:
                 ranges.append(Range(standing.log, begin, end[key].offset))
         return self._tasks(ranges)
 
-    # Where a micro-batch begins
-
     def _first_survey(self) -> Survey:
+        """Return the bounds at the start of a query; warn if no topic matches the pattern."""
         found, pattern = self._survey(), self._settings.subscription.pattern
         if pattern and not found:
             log.warning("No topic matches subscribePattern %r, so nothing is read.", pattern)
         return found
 
     def _survey(self, *, lenient: bool = False) -> Survey:
-        """How far each partition reaches now; with `lenient`, of those that are there."""
+        """Return the readable bounds of each partition; `lenient`: of those that exist."""
         for attempt in range(SURVEYS_MAX):
             found = self._settings.subscription.find(self._logs, lenient=lenient)
             try:
                 bounds = self._logs.all_bounds(list(found.values()))
-            except UnknownTopic:  # deleted between the two questions
+            except UnknownTopic:  # deleted between the two requests
                 if attempt + 1 == SURVEYS_MAX:
                     raise
                 continue
@@ -154,7 +149,7 @@ class Planner:
         raise AssertionError("the last attempt returns or raises")
 
     def _look_for_gone(self, start: Offsets, survey: Survey) -> None:
-        """Whole topics and partitions that the query has read, and that are not there, or not subscribed, any more."""
+        """Report topics and partitions of the query that were deleted, or are no longer subscribed."""
         for topic in sorted({topic for topic, _ in start.keys() - survey.keys()}):
             if not self._settings.subscription.wants(topic):
                 self._losses.lost(
@@ -164,17 +159,17 @@ class Planner:
                 )
             else:
                 self._losses.lost(_deleted(topic))
-        if self._losses.fail:  # else it may be one of those that were passed over
+        if self._losses.fail:  # else the topic may be one whose loss was only logged
             self._settings.subscription.look_for(self._logs, survey.keys())
 
     def _begin(self, key: Key, start: Offset | None, standing: Standing) -> int:
-        """The first offset that is to be read and is there: of a partition that is new to the query, its first."""
+        """Return the first offset to read that is in the log, after reporting losses before it."""
         log, bounds = standing
         if start is not None and start.of_another(log.incarnation, self._logs.node()):
             another = start.broker not in ("", self._logs.node())
             self._losses.lost(_strange(log.topic) if another else _deleted(log.topic))
             start = None
-        # A partition that was not there when the query looked last has been there from offset 0 on.
+        # A partition that did not exist at the last request has existed from offset 0 on since.
         begin = 0 if start is None else start.offset
         if begin < bounds.first:
             self._losses.lost(
@@ -190,22 +185,20 @@ class Planner:
             self._losses.lost(
                 LogTruncated(
                     f"{named([key])} ends at offset {bounds.end}, and this query had read up to {begin}: its end was"
-                    " lost, or it is another broker's.",
+                    " lost, or the log is another broker's.",
                     cut=bounds.end,
                 )
             )
             return bounds.end
         return begin
 
-    # Where it ends
-
     @staticmethod
     def _end(begin: int, standing: Standing) -> int:
-        # The mark of a folder may lie before what was read from its broker.
+        # The durable offset in a data folder may lag behind what was already read from its broker.
         return max(begin, standing.bounds.end)
 
     def _waits(self, survey: Survey, begins: dict[Key, int]) -> bool:
-        """Whether fewer messages are there than a micro-batch should have, and there is time."""
+        """Return whether to wait for more messages, up to the trigger delay."""
         wanted, delay = self._settings.rows_min, self._settings.trigger_delay
         if wanted is None or self._target is not None or self._now() - self._begun >= delay:
             return False
@@ -213,13 +206,13 @@ class Planner:
         return sum(rows.values()) < wanted
 
     def _rows(self, survey: Survey, begins: dict[Key, int]) -> dict[Key, int]:
-        """How many messages wait in each partition."""
+        """Return the number of waiting messages of each partition."""
         found, known = {}, {}
         for key, each in survey.items():
             ordinal, end = self._ordinal(each, begins[key]), each.bounds.end_ordinal
             if ordinal != UNKNOWN:
                 known[each.log.log_id, begins[key]] = ordinal
-            if UNKNOWN in (ordinal, end):  # it is read to its end, so that the query does not stick there
+            if UNKNOWN in (ordinal, end):  # read it to its end, so that the query does not stay there
                 found[key] = int(begins[key] < each.bounds.end)
             else:
                 found[key] = max(0, end - ordinal)
@@ -236,14 +229,16 @@ class Planner:
         return self._asked_ordinal(log, offset) if known is None else known
 
     def _asked_ordinal(self, log: PartitionLog, offset: int) -> int:
+        """Request the ordinal at `offset`; UNKNOWN_ORDINAL where damage hides it."""
         try:
             return self._logs.ordinal_at(log, offset)
-        except Damaged:  # told by the task that is to read it
+        except Damaged:  # reported by the task that reads it
             return UNKNOWN
 
     def _rows_limited(
         self, survey: Survey, begins: dict[Key, int], ends: dict[Key, int], limit: int
     ) -> dict[Key, int]:
+        """Return the ends of a micro-batch of at most `limit` messages."""
         rows = self._rows(survey, begins)
         if sum(rows.values()) <= limit:
             return ends
@@ -264,16 +259,18 @@ class Planner:
         return found
 
     def _behind_a_gap(self, log: PartitionLog, begin: int, count: int, last: int) -> int:
-        """Where a micro-batch ends that begins at lost messages, which are more than it may have: what was known of
-        their numbers does not hold, and the place of the next `count` of them is still `begin`.
+        """Return the end of a micro-batch that begins with more lost messages than its share `count`.
+
+        The ordinal of `begin` known so far is wrong then: the offset of the next `count` records is still `begin`.
         """
         ordinal = self._asked_ordinal(log, begin)
         found = last if ordinal == UNKNOWN else self._logs.at_ordinal(log, ordinal + count)
         return found if found > begin else self._message_from(log, begin, begin, last)
 
     def _message_from(self, log: PartitionLog, begin: int, offset: int, last: int) -> int:
-        """Where the first message at or behind `offset` begins, above `begin` and up to `last`; in damage where that
-        begins or ends: the task that is to read it tells of it.
+        """Return the offset of the first message at or after `offset`, above `begin`, at most `last`.
+
+        In damage: the start or the end of the damage, which the task that reads it reports.
         """
         try:
             found = self._logs.at_or_after(log, offset)
@@ -284,6 +281,7 @@ class Planner:
     def _bytes_limited(
         self, survey: Survey, begins: dict[Key, int], ends: dict[Key, int], limit: int
     ) -> dict[Key, int]:
+        """Return the ends of a micro-batch of about `limit` bytes."""
         sizes = {key: ends[key] - begins[key] for key in survey}
         if sum(sizes.values()) <= limit:
             return ends
@@ -296,9 +294,8 @@ class Planner:
         node = self._logs.node()
         return {key: Offset(survey[key].log.incarnation, offset, node) for key, offset in ends.items()}
 
-    # Who reads it
-
     def _tasks(self, ranges: list[Range]) -> list[Task]:
+        """Distribute the ranges among tasks, as minPartitions and maxRecordsPerPartition demand."""
         wanted, rows_max = self._settings.partitions_min, self._settings.rows_per_task
         if rows_max is not None:
             ranges = [piece for each in ranges for piece in self._pieces_of_rows(each, rows_max)]
@@ -316,14 +313,14 @@ class Planner:
         while begin < each.end:
             ordinal += rows_max
             end = min(each.end, self._logs.at_ordinal(each.log, ordinal))
-            if ordinal < rows_max or end <= begin:  # damage hides the numbers
+            if ordinal < rows_max or end <= begin:  # damage hides the ordinals
                 end = each.end
             yield Range(each.log, begin, end)
             begin = end
 
 
 def _frozen(survey: Survey, target: dict[Key, Standing]) -> Survey:
-    """What was there when the query was told to end with that; partitions that came later are left out."""
+    """Limit `survey` to the partitions and ends of `target`, the end set for the query."""
     found = {}
     for key, (log, bounds) in survey.items():
         aim = target.get(key)
@@ -338,33 +335,31 @@ def _cut(bounds: Bounds, aim: Bounds) -> Bounds:
 
 def _strange(topic: str) -> UnknownTopic:
     return UnknownTopic(
-        f"The checkpoint has offsets of the topic {topic} of another broker, which say nothing of this one's. Start"
-        " with a new checkpoint, or go back to the broker that it was made with."
+        f"The checkpoint has offsets of the topic {topic} of another broker, which are not valid in this one. Start"
+        " with a new checkpoint, or use the broker that it was created with."
     )
 
 
 def _deleted(topic: str) -> UnknownTopic:
     return UnknownTopic(
-        f"The topic {topic} was deleted, and perhaps made anew, since this query read it: what it had not read is gone."
+        f"The topic {topic} was deleted, and perhaps created again, since this query read it: unread messages are lost."
     )
 
 
 __all__ = ["Limit", "PartitionLog", "Planner", "Task"]
 
 
-# A limit for a micro-batch, shared among partitions; and ranges of partitions, shared among tasks. Pure.
-
 Name = TypeVar("Name")
 
 SMALL_BYTES = 1 << 20
-"""Ranges are read by one task together up to this size: a task costs more than reading so much."""
+"""Smaller ranges share a task, because starting a task costs more than reading them."""
 
 
 def shares(waiting: Mapping[Name, int], limit: int, turn: int = 0) -> dict[Name, int]:
-    """How much of `limit` each gets, in proportion to what waits, never more than that.
+    """Share `limit` in proportion to what waits, without exceeding the waiting amount of a name.
 
-    The sum is `limit`, or all that waits if that is less. Nobody who waits gets nothing while the limit is as large as
-    their number; below that they take turns, from number `turn` on.
+    The sum is `limit`, or the whole waiting amount if that is less. While the limit is at least the number of names
+    that wait, each of them gets something; below that they take turns, beginning at number `turn`.
     """
     names = [name for name, amount in waiting.items() if amount > 0]
     total = sum(waiting[name] for name in names)
@@ -375,14 +370,14 @@ def shares(waiting: Mapping[Name, int], limit: int, turn: int = 0) -> dict[Name,
     rest, left = limit - len(names), total - len(names)
     found = {name: 1 + (waiting[name] - 1) * rest // left for name in names}
     over = limit - sum(found.values())
-    # What division left over goes to those who lost most by it.
+    # The remainder of the division is added where the division cut off most.
     for name in sorted(names, key=lambda name: -((waiting[name] - 1) * rest % left))[:over]:
         found[name] += 1
     return found
 
 
 def together(ranges: Sequence[Range]) -> list[tuple[Range, ...]]:
-    """What each task reads: a large range alone, small ones that follow each other together."""
+    """Group ranges into tasks: a large range alone, small ones that follow each other together."""
     found: list[list[Range]] = []
     room = 0
     for each in ranges:

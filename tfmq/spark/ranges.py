@@ -1,4 +1,4 @@
-"""What is read of a partition: the log, its bounds, ranges of it, and the pieces into which a range is cut."""
+"""Ranges of a partition that Spark reads, and how they are split."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from tfmq.bounded_msgpack import Buffer
 from tfmq.limits import MIB
 
 CHUNK_BYTES: Final = 4 * MIB
-"""Asked for at once: fewer cost round trips and calls, more gain nothing."""
+"""Bytes per read: smaller reads cost more round trips and calls, larger ones are not faster."""
 
 
 class PartitionLog(NamedTuple):
-    """One partition of one incarnation of a topic; a topic that is made anew has other ones."""
+    """One partition of one incarnation of a topic.
+
+    A topic that is deleted and created again has new incarnations.
+    """
 
     topic: str
     partition: int
@@ -24,13 +27,15 @@ class PartitionLog(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As people write it: orders-0."""
+        """The partition's display name, like orders-0."""
         return f"{self.topic}-{self.partition}"
 
 
 class Bounds(NamedTuple):
-    """Offsets of the first record and of the forced mark, which is the end of what may be read; and the numbers
-    (ordinals) of the records there, -1 where damage hides them."""
+    """The readable part of a log: offsets and ordinals of its first record and of its durable end.
+
+    An ordinal is -1 where damage hides it.
+    """
 
     first: int
     end: int
@@ -39,7 +44,7 @@ class Bounds(NamedTuple):
 
 
 class Range(NamedTuple):
-    """The records of `log` that start at an offset from `start` on and before `end`. Both are record starts."""
+    """The records of `log` with an offset >= `start` and < `end`. Both are record starts."""
 
     log: PartitionLog
     start: int
@@ -47,28 +52,30 @@ class Range(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Whole control blocks; the first byte of `data` lies at `offset`."""
+    """Whole blocks, closed by their block trailers; `data` begins at `offset` of the log."""
 
     offset: int
     data: Buffer
 
 
 def message_starts(block: Chunk) -> list[int]:
-    """Offsets at which the messages of whole blocks begin: neither control records nor fillers are any."""
+    """Return the offsets of the messages in `blocks`, without block trailers and fillers."""
     no_message = FLAG_CONTROL | FLAG_FILLER
     return [block.offset + each.position for each in records_of(block.data) if not each.flag & no_message]
 
 
 def targets(whole: Range, size: int) -> list[int]:
-    """The offsets near which `whole` is to be cut, for pieces of one size, at most `size` bytes; [] where it stays as
-    it is."""
+    """Return the offsets near which to split `whole` into equal parts of at most `size` bytes.
+
+    Returns [] if one part is enough.
+    """
     length = whole.end - whole.start
     count = -(-length // max(1, size))
     return [whole.start + length * number // count for number in range(1, count)]
 
 
 def pieces(whole: Range, cuts: Iterable[int]) -> list[Range]:
-    """`whole` cut at those of the offsets `cuts` that lie inside of it; no piece is empty."""
+    """Split `whole` at those offsets of `cuts` that are inside of it; no part is empty."""
     if whole.end <= whole.start:
         return []
     inside = sorted({cut for cut in cuts if whole.start < cut < whole.end})

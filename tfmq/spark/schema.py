@@ -1,4 +1,7 @@
-"""The columns of a topic as Spark has them. A user's schema is a projection: some of them, in the user's order."""
+"""The columns of a topic in Spark, for reading and for writing.
+
+A schema given by the user is a projection of these columns, in the user's order.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ from tfmq.spark.options import nearest
 
 
 def spark_schema() -> StructType:
-    """All columns."""
+    """Return the Spark schema with all columns of a topic."""
     return StructType([StructField(each.name, from_arrow_type(each.type)) for each in SCHEMA])
 
 
 def checked(schema: StructType) -> StructType:
-    """`schema`, which names only columns that there are, with their types. Raises BadRequest that names the first that
-    is wrong.
+    """Return `schema` if all of its columns exist in a topic and have the right types.
+
+    Raises BadRequest that names the first invalid column.
     """
     known = {field.name: field for field in spark_schema()}
     names = schema.fieldNames()
@@ -36,18 +40,16 @@ def checked(schema: StructType) -> StructType:
         right = known[field.name].dataType
         if field.dataType != right:
             raise BadRequest(
-                f"The column {field.name} is {right.simpleString()}, not {field.dataType.simpleString()}: read it so,"
-                " and cast it behind."
+                f"The column {field.name} is {right.simpleString()}, not {field.dataType.simpleString()}: read it as"
+                " that type, and cast it afterwards."
             )
     return schema
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """What Spark demands of record batches of `schema`, to the letter."""
+    """Return the Arrow schema that Spark requires of record batches of `schema`."""
     return to_arrow_schema(schema, timezone="UTC")
 
-
-# Which columns a sink takes, and of which types; docs/spark.md has the table.
 
 TAKEN: Final = {
     "value": ("binary", "string"),
@@ -57,13 +59,16 @@ TAKEN: Final = {
     "partition": ("int", "bigint", "smallint", "tinyint"),
     "attributes": ("binary",),
 }
-"""Types by their names in SQL."""
+"""Columns that a sink accepts, with the SQL names of their types; see the table in docs/spark.md."""
 LEFT_OUT: Final = ("offset", "timestamp", "id")
-"""What a source gives and a topic makes anew; so a table that was read can be written as it is."""
+"""Columns of a source that a sink ignores, so that a table that was read can be written unchanged."""
 
 
 def check_columns(schema: StructType, topic: str) -> None:
-    """Raises BadRequest for the first column that cannot be sent, or is missing; `topic`: that of the options."""
+    """Check that the columns of `schema` can be sent. `topic`: the topic option, or "".
+
+    Raises BadRequest for the first column that cannot be sent, or is missing.
+    """
     for field in schema.fields:
         found = field.dataType.simpleString()
         if field.name in LEFT_OUT:
@@ -78,15 +83,15 @@ def check_columns(schema: StructType, topic: str) -> None:
     names = schema.fieldNames()
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise BadRequest(f"The column {twice[0]} comes twice: drop one of them.")
+        raise BadRequest(f"The column {twice[0]} appears twice: drop one of them.")
     if "value" not in names:
         raise BadRequest(
             f"The rows have no column value, which is what is sent; there are {_listed(tuple(names)) or 'none'}."
         )
     if not topic and "topic" not in names:
-        raise BadRequest('Say which topic to write to: option("topic", NAME), or a column topic (string).')
+        raise BadRequest('Give the topic to write to: option("topic", NAME), or a column topic (string).')
 
 
 def _listed(words: tuple[str, ...], last: str = "and") -> str:
-    """a, b and c"""
+    """Join `words` as in "a, b and c"."""
     return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else "".join(words)

@@ -1,4 +1,4 @@
-"""What the options of a source say, as one value that goes to the driver's planner and to every task."""
+"""Settings of a source or a sink, parsed from its options and sent to every task."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ log = logging.getLogger("tfmq.spark")
 
 TIMEOUT_SECONDS = 30.0
 LONG_SECONDS = 3600.0
-"""A timeout above it is likely meant in ms."""
+"""Larger timeouts are probably meant in milliseconds."""
 TRIGGER_DELAY_SECONDS = 15 * 60.0
 
 
 class SourceSettings(NamedTuple):
-    """Times in seconds; None: no limit. `end` is None for a stream; `group` "": nobody is told."""
+    """Settings of a source. Times are in seconds; None: no limit.
+
+    `end` is None for a stream. `group` "": the progress is not written to a group.
+    """
 
     address: Address
     subscription: Subscription
@@ -41,7 +44,10 @@ class SourceSettings(NamedTuple):
 
 
 def source_settings(given: Mapping[str, str], *, streaming: bool) -> SourceSettings:
-    """Of the options as Spark hands them over. Raises BadRequest for the first one that is wrong."""
+    """Parse the options that Spark passes to a source.
+
+    Raises BadRequest for the first invalid one.
+    """
     found = chosen(given, "source", "stream" if streaming else "batch")
     address = _address(found)
     only_one(found, "maxOffsetsPerTrigger", "maxBytesPerTrigger")
@@ -68,6 +74,7 @@ def source_settings(given: Mapping[str, str], *, streaming: bool) -> SourceSetti
 
 
 def _address(found: Mapping[str, Any]) -> Address:
+    """Return where to read from. Raises BadRequest."""
     if "servers" in found and "path" in found:
         raise BadRequest(
             "servers and path exclude each other: give one of them. A name in load(NAME) is a path, too: topics are"
@@ -86,32 +93,35 @@ def _address(found: Mapping[str, Any]) -> Address:
     return Address(servers=found["servers"], path=None, timeout=timeout)
 
 
-# The option `servers`: one broker, because a position, an incarnation and a decision are one broker's.
-
-
 def require_one_broker(servers: str) -> None:
-    """Raises BadRequest for what is no address, and for several."""
+    """Check that `servers` is the address of exactly one broker. Raises BadRequest.
+
+    Offsets, topic incarnations and commit groups are valid within one broker only.
+    """
     if len(parse_servers(servers)) > 1:
         raise BadRequest(
             f"servers must be one broker, HOST:PORT, not {servers!r}: offsets and exactly once hold within one."
         )
 
 
-# What the options of a sink say, as one value that goes to every task and to the driver's verdict.
-
 TOPIC_MARK = ".."
-"""Between a query or an application and its topic, in the name of a commit group."""
+"""Separates the query or application from the topic in the name of a commit group."""
 GROUP_CHARACTERS = 249
 APPLICATION_CHARACTERS, TOPIC_CHARACTERS = 200, 32
-"""At most of an application's name; and of a topic that is too long beside it, by its SHA-256."""
+"""Maximum length of an application's name; length of a topic's SHA-256 in a group name.
+
+A topic name that would make the group name too long is replaced by its shortened SHA-256.
+"""
 GROUP_PREFIX = "spark-"
-"""Commit groups of Spark bear it, so that `tfmq tx groups` tells them from others."""
+"""Prefix of the commit groups of Spark: separates them from others in `tfmq tx groups`."""
 
 
 class SinkSettings(NamedTuple):
-    """`topic` "": the rows say it. `ttl_ms` None: as the broker says. `group` and `sequence` are of a batch write that
-    is to be done once; "" and 0 for others. `lenient` as of
-    `encode`, for copies.
+    """Settings of a sink.
+
+    `topic` "": each row names its topic. `ttl_ms` None: the broker's default. `group` and `sequence` belong to an
+    idempotent batch write (txnAppId and txnVersion); "" and 0 for others. `lenient`: as in
+    `tfmq.arrow.encoder.encode`, for copies of archives.
     """
 
     servers: str
@@ -125,7 +135,10 @@ class SinkSettings(NamedTuple):
 
 
 def sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:
-    """Of the options as Spark hands them over. Raises BadRequest for the first one that is wrong."""
+    """Parse the options that Spark passes to a sink.
+
+    Raises BadRequest for the first invalid one.
+    """
     found = chosen(given, "sink", "stream" if streaming else "batch")
     if "servers" not in found:
         raise BadRequest('Give the broker to write to: option("servers", "HOST:PORT").')
@@ -149,26 +162,28 @@ def sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:
 
 
 def group_name(kind: str, name: str, topic: str = "") -> str:
-    """The commit group of a query ("stream") or an application ("batch") that writes to `topic`: each topic is a place
-    of its own, so what is in one is not taken for what another one lacks. `name` has no ".." and no "." at its end, so
-    that no two pairs share a group.
+    """Return the commit group of a query ("stream") or an application ("batch").
+
+    `name` must not contain ".." nor end with ".", so that no two pairs of name and topic share a group.
     """
     group = f"{GROUP_PREFIX}{kind}-{name}"
     if not topic:
         return group
+    # Each topic has a commit group of its own: a sequence committed to one topic must not count as committed to
+    # another.
     if len(group) + len(TOPIC_MARK) + len(topic) > GROUP_CHARACTERS:
         topic = hashlib.sha256(topic.encode()).hexdigest()[:TOPIC_CHARACTERS]
     return f"{group}{TOPIC_MARK}{topic}"
 
 
 def _once(found: Mapping[str, Any], topic: str) -> tuple[str, int]:
-    """The commit group and the sequence of a batch write that is to be done once."""
+    """Return the commit group and sequence of an idempotent batch write; ("", 0) for others."""
     given = [name for name in ("txnAppId", "txnVersion") if name in found]
     if not given:
         return "", 0
     if len(given) == 1:
         missing = "txnVersion" if given == ["txnAppId"] else "txnAppId"
-        raise BadRequest(f"{given[0]} goes together with {missing}: give both, or none.")
+        raise BadRequest(f"{given[0]} needs {missing}, too: give both, or none.")
     name = found["txnAppId"]
     if not valid_name(name) or len(name) > APPLICATION_CHARACTERS or TOPIC_MARK in f"{name}.":
         raise BadRequest(

@@ -1,7 +1,8 @@
-"""A connection that one task, or the driver's verdict about all tasks, has with the broker; it waits as they do.
+"""The sending side of a sink: each task's rows as one part of a commit group, and its commit.
 
-A task sends its rows as a `Part`: members of a commit group, prepared when the rows are over. The driver commits the
-parts of all tasks, or aborts their run. Each connects for itself, from whichever machine it runs on.
+A task splits its rows by topic and partition and sends them as a `TaskPart`: transactions of the commit group,
+prepared after the last row. The driver commits the parts of all tasks, or aborts their run. Each task and the
+driver have a connection of their own, from whichever machine they run on.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ CLOSE_SECONDS = 2.0
 
 
 class Verdict(NamedTuple):
-    """What is to be committed: the members of all tasks, and how many `rows` they have."""
+    """What the driver commits: the prepared transactions of all tasks, and their number of rows."""
 
     group: str
     sequence: int
@@ -54,10 +55,12 @@ class Verdict(NamedTuple):
 
 
 class GroupClient:
-    """See the module. `seconds`: how long one answer may take, lost connections and all. `patience_seconds`: how long a
-    first connection is tried; None: as long. Making it touches no network.
+    """Connection of one task, or of the driver, to the broker. Creating it does no I/O.
 
-    All methods raise the `TfmqError` that the broker answered, `ConnectionFailed`, `TimedOut`.
+    `seconds`: limit for each request, including reconnects. `patience_seconds`: how long to try the first
+    connection; None: as long as `seconds`.
+
+    All methods raise the `TfmqError` that the broker returned, `ConnectionFailed`, `TimedOut`.
     """
 
     def __init__(
@@ -78,16 +81,19 @@ class GroupClient:
         self._streams = TransactionStreams(self.link, Identities(self.link))
 
     def connect(self) -> None:
-        """Wait until the broker has told its limits."""
+        """Connect, and wait for the broker's limits."""
         self._driver.run(ask(self.link, Ping(), self.link.now() + self._seconds))
 
     def topic(self, name: str) -> Topic:
-        """The topic, made if the broker makes topics on first use. Raises `UnknownTopic`."""
+        """Return the metadata of a topic, created if the broker creates topics on first use.
+
+        Raises `UnknownTopic`.
+        """
         found = find_topic(self.link, self._cluster, name, create=True, patient=True, seconds=self._seconds)
         return self._driver.run(found)
 
     def part(self, member: CommitMember, ttl_ms: int | None = None) -> Part:
-        """What a task adds to the sequence that `member` names."""
+        """Return the part with which a task contributes to the sequence that `member` names."""
         core = GroupPart(
             self.link,
             self._streams,
@@ -99,8 +105,10 @@ class GroupClient:
         return Part(core, self._driver)
 
     def commit(self, verdict: Verdict, *, other_total: bool = False) -> CommitGroupReply:
-        """Commit all of it; asked until the answer is known. Raises `GroupStale` (something later, or another total
-        without `other_total`, is committed), `GroupFenced`, `GroupIncomplete`.
+        """Commit the sequence; retried until the outcome is known.
+
+        Raises `GroupStale` (a later sequence, or another number of rows without `other_total`, is committed),
+        `GroupFenced`, `GroupIncomplete`.
         """
         request = CommitGroup(
             verdict.group, verdict.sequence, verdict.run, list(verdict.members), verdict.rows, other_total
@@ -108,15 +116,18 @@ class GroupClient:
         return self._driver.run(committing(self.link, request, self._seconds))
 
     def abort(self, group: str, sequence: int, run: str) -> str:
-        """Drop what that run made, and let nothing more of it in: "aborted", or "committed" where that came before."""
+        """Discard what the run has prepared, and reject what it sends from now on.
+
+        Returns "aborted"; or "committed" if the commit was earlier.
+        """
         return self._driver.run(aborting(self.link, group, sequence, run, self._seconds))
 
     def forget(self, group: str) -> bool:
-        """Forget the group; False: it was not known."""
+        """Delete the group; False if the broker does not have it."""
         return self._driver.run(forgetting(self.link, group, self._seconds))
 
     def close(self) -> None:
-        """Drop the connection, and with it what is not prepared."""
+        """Close the connection. The broker discards what is not prepared."""
         self._driver.close(CLOSE_SECONDS)
 
     def __enter__(self) -> GroupClient:
@@ -134,7 +145,7 @@ class GroupClient:
 
 
 class Part:
-    """What one task sends. Left by an exception, it lets go of everything."""
+    """Rows that one task sends. An exception in its `with` block discards all of them."""
 
     def __init__(self, core: GroupPart, driver: BlockingDriver) -> None:
         self._core = core
@@ -142,18 +153,21 @@ class Part:
 
     @property
     def superfluous(self) -> bool:
-        """Whether the sequence is committed already."""
+        """Whether the sequence is already committed, so that nothing needs to be sent."""
         return self._core.superfluous
 
     def send(self, batch: MemberBatch) -> bool:
-        """Take `batch`, and wait while too much is under way. False: it is superfluous, as all that follow."""
+        """Send `batch`; waits while the in-flight limit is reached.
+
+        Returns False if the sequence is already committed: later batches need not be sent either.
+        """
         taken = self._driver.run(self._core.sending(batch))
         with self._driver.lock:
             self._driver.glance()
         return taken
 
     def prepare(self) -> list[TransactionName]:
-        """All is sent: the members, prepared."""
+        """Prepare everything sent, and return the names of the transactions."""
         return self._driver.run(self._core.preparing())
 
     def __enter__(self) -> Part:
@@ -167,24 +181,24 @@ class Part:
 
 
 BATCH_BYTES: Final = 1 << 20
-"""What one PRODUCE has: enough that its own cost does not show, and some of them fit into what is in flight."""
+"""Target size of one PRODUCE: hides its fixed cost, and lets several be in flight."""
 BATCH_RECORDS: Final = 1 << 16
 GATHERED_BYTES: Final = 8 << 20
-"""Rows that are parted among partitions are gathered first, so that each gets no crumbs."""
+"""Size of the buffer before rows are split, so that batches per partition are not tiny."""
 OVERHEAD_BYTES: Final = 64
-"""At least what a record has besides its value, key, tag and attributes: its header and the marks of msgpack."""
+"""Minimum size of a record without value, key, tag and attributes: header and framing."""
 
 FindTopic = Callable[[str], Topic]
 
 
 class Outgoing:
-    """The rows of a task on their way out: gathered, parted by topic and partition, cut into batches of records.
+    """Splits the rows of a task by topic and partition, and cuts them into record batches.
 
-    Rows of one partition keep their order. A row goes to the partition that it names, else to that of its key, else
-    wherever the batch goes that it is in: batches without keys take one partition after the other.
+    Rows of one partition keep their order. A row is sent to the partition that it names, else to the partition of
+    its key, else to that of its batch: batches without keys use the partitions in turn.
 
-    `topic` "": the column says it. `first`: where this task begins to go round the partitions.
-    `lenient` as of `encode`.
+    `topic` "": from the column. `first`: where this task begins its turn of the partitions. `lenient`: as in
+    `encode`.
     """
 
     def __init__(
@@ -199,8 +213,9 @@ class Outgoing:
         self._bytes = 0
 
     def take(self, rows: pa.RecordBatch) -> Iterator[MemberBatch]:
-        """What is to be sent now; some rows may stay until more come. Raises BadRequest that names the column,
-        UnknownTopic, UnknownPartition.
+        """Buffer `rows`, and yield the batches to send now.
+
+        Raises BadRequest that names the column, UnknownTopic, UnknownPartition.
         """
         if not len(rows):
             return
@@ -210,7 +225,7 @@ class Outgoing:
             yield from self.rest()
 
     def rest(self) -> Iterator[MemberBatch]:
-        """What stayed."""
+        """Yield the batches of all buffered rows."""
         gathered, self._rows, self._bytes = self._rows, [], 0
         if gathered:
             rows = gathered[0] if len(gathered) == 1 else pa.concat_batches(gathered)
@@ -218,8 +233,6 @@ class Outgoing:
                 topic = self._find(name)
                 for number, part in self._by_partition(topic, found):
                     yield from self._batches(topic, number, part)
-
-    # By topic
 
     def _by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         if self._topic:
@@ -237,10 +250,8 @@ class Outgoing:
                 )
             yield name, part
 
-    # By partition
-
     def _by_partition(self, topic: Topic, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(its number, -1 where it does not matter; rows)"""
+        """Yield (partition, rows); partition -1: any."""
         named = _column(rows, "partition")
         keyed = _column(rows, "key") is not None
         sent = _plain(rows.select([name for name in COLUMNS if name in rows.schema.names]))
@@ -254,7 +265,7 @@ class Outgoing:
         yield from _parts(sent, chosen)
 
     def _named(self, topic: Topic, column: pa.Array, rows: pa.RecordBatch) -> pa.Array:
-        """Of the column partition, and where that is null as without it."""
+        """Return the partition of each row: from the column, or computed where that is null."""
         count = len(topic.partitions)
         edges = pc.min_max(column).as_py()
         wrong = edges["min"] if edges["min"] < 0 else edges["max"]
@@ -267,19 +278,19 @@ class Outgoing:
         return named if not named.null_count else pc.coalesce(named, self._chosen(topic, rows))
 
     def _chosen(self, topic: Topic, rows: pa.RecordBatch) -> pa.Array:
+        """Return the partition of each row, by its key, or in turn."""
         turn = self._turns.get(topic.name, self._first)
         self._turns[topic.name] = turn + len(rows)
         return partition_of(rows, len(topic.partitions), turn % len(topic.partitions))
 
     def _turn(self, topic: Topic) -> int:
-        """The next partition of those that take writes; if none does, of all: the broker keeps it until it does."""
+        """Return the next of the writable partitions."""
         numbers = [each.number for each in topic.partitions if each.writable]
+        # If no partition is writable, use all: the broker holds the request until its partition is writable again.
         numbers = numbers or [each.number for each in topic.partitions]
         turn = self._turns.get(topic.name, self._first)
         self._turns[topic.name] = turn + 1
         return numbers[turn % len(numbers)]
-
-    # Batches
 
     def _batches(self, topic: Topic, number: int, rows: pa.RecordBatch) -> Iterator[MemberBatch]:
         for part, size in _cut(rows):
@@ -289,7 +300,7 @@ class Outgoing:
 
 
 def _plain(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """With columns of the usual width: those of Spark are wider where it is set to that."""
+    """Cast large_string and large_binary columns, which Spark can be set to use, to the usual types."""
     wide = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     if not any(each in wide for each in rows.schema.types):
         return rows
@@ -308,7 +319,7 @@ def _parted(rows: pa.RecordBatch) -> bool:
 
 
 def _column(rows: pa.RecordBatch, name: str) -> pa.Array | None:
-    """The column, unless it is missing, or null everywhere."""
+    """Return the column; None if it is missing or has only nulls."""
     if name not in rows.schema.names:
         return None
     column = rows.column(name)
@@ -316,7 +327,7 @@ def _column(rows: pa.RecordBatch, name: str) -> pa.Array | None:
 
 
 def _parts(rows: pa.RecordBatch, column: pa.Array) -> Iterable[tuple[Any, pa.RecordBatch]]:
-    """(value of `column`, the rows that have it, in their order), for each value."""
+    """Return (value, rows that have it, in their order) for each value of `column`."""
     values = pc.unique(column)
     if len(values) == 1:
         return [(values[0].as_py(), rows)]
@@ -331,7 +342,7 @@ def _parts(rows: pa.RecordBatch, column: pa.Array) -> Iterable[tuple[Any, pa.Rec
 
 
 def _cut(rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """(rows, at least the bytes that their records have): as many as BATCH_BYTES hold, one at least."""
+    """Yield (rows, lower limit of their records' bytes), each of at most BATCH_BYTES or one row."""
     sizes = np.full(len(rows), OVERHEAD_BYTES, dtype=np.int64)
     for column in rows.columns:
         if not pa.types.is_null(column.type):
@@ -345,12 +356,9 @@ def _cut(rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
         first, before = last, int(ends[last - 1])
 
 
-# What one task does with its rows: a part of a commit group, prepared; and the message that tells the driver of it.
-
-
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """A task is done: its transactions are prepared, and have `rows`. `member` is what they are members of."""
+    """A task's message to the driver: its prepared transactions, with their number of rows."""
 
     member: CommitMember
     transactions: tuple[tuple[str, int], ...]
@@ -358,10 +366,10 @@ class Written(WriterCommitMessage):
 
 
 def write_rows(settings: SinkSettings, member: CommitMember, rows: Iterator[pa.RecordBatch]) -> Written:
-    """Send all rows as part of `member`'s sequence and prepare them. Where that is committed already, they are only
-    counted.
+    """Send all rows as part of `member`'s sequence, and prepare them.
 
-    Raises the TfmqError that says why they cannot be sent; then nothing of them is left, or will be seen.
+    If the sequence is already committed, the rows are only counted. Raises the TfmqError with the reason why rows
+    cannot be sent; none of them becomes visible then.
     """
     count = 0
     with (
@@ -381,7 +389,7 @@ def write_rows(settings: SinkSettings, member: CommitMember, rows: Iterator[pa.R
 
 
 class _Sender:
-    """Rows of a task, sent as batches of its part. It asks the broker for nothing before the first row."""
+    """Sends a task's rows through its part. Connects at the first row."""
 
     def __init__(self, settings: SinkSettings, client: GroupClient, part: Part) -> None:
         self._settings, self._client, self._part = settings, client, part
@@ -410,7 +418,7 @@ class _Sender:
 
 
 def _task_name(member: CommitMember) -> str:
-    """What `tfmq tx list` shows as the owner of its transactions; the query stands beside it."""
+    """Return the owner that `tfmq tx list` shows for the transactions of this task."""
     context = TaskContext.get()
     name = f"tfmq-spark batch {member.sequence}"
     return (
@@ -419,7 +427,7 @@ def _task_name(member: CommitMember) -> str:
 
 
 def verdict_of(messages: Sequence[WriterCommitMessage | None]) -> Verdict | None:
-    """What all tasks together have written; None where no task tells of anything."""
+    """Return what the tasks that sent a message want committed; None if none did."""
     told = [each for each in messages if isinstance(each, Written)]
     if not told:
         return None
@@ -429,9 +437,11 @@ def verdict_of(messages: Sequence[WriterCommitMessage | None]) -> Verdict | None
 
 
 def abort_run(settings: SinkSettings, member: CommitMember) -> TfmqError | None:
-    """Drop what tasks of that run have prepared, also those of which nobody told, and let nothing more of it in; a
-    broker that cannot be reached is not waited for long. The group must not be forgotten then, which would let in a
-    task that Spark has not stopped yet. Gives why it could not be done: Spark tells of what came first.
+    """Abort the run of `member`; return the error if that failed, instead of raising it.
+
+    This also discards what was prepared by tasks without a message. Spark reports the original error, so a broker
+    that cannot be reached is waited for only for a short time. The group must not be deleted after an error: it
+    fences off tasks that Spark has not stopped yet.
     """
     try:
         with GroupClient(settings.servers, settings.timeout, patience_seconds=PATIENCE_SECONDS) as client:

@@ -1,8 +1,7 @@
-"""The sink of a batch write: all of it is in its topics, or nothing.
+"""Sinks of batch writes and streaming queries: the rows of a write become visible all at once.
 
-With txnAppId and txnVersion it is done once: the commit group is the application's, and the version is the sequence.
-Without them every write is a commit group of its own, which the broker forgets when it is committed, and a day after it
-was aborted: until then it keeps out tasks that come late. A job that is run again writes again.
+Each write or micro-batch is one sequence of a commit group in the broker; the driver commits it after all tasks
+have prepared their transactions.
 """
 
 from __future__ import annotations
@@ -39,8 +38,9 @@ BATCH_SKIPPED: Final = (
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchSink:
-    """The sink, checked. Raises BadRequest for options, columns or a mode that it cannot take; ConnectionFailed soon
-    where there is no broker, instead of when tasks have waited for one.
+    """Create the sink of a batch write. Raises BadRequest for invalid options, columns or mode.
+
+    Raises ConnectionFailed after a short wait if the broker is not reachable, before any task starts.
     """
     settings = sink_settings(options, streaming=False)
     if overwrite:
@@ -52,7 +52,13 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 class BatchSink(DataSourceArrowWriter):
-    """Made on the driver and taken to the tasks; it commits, too."""
+    """Sink of a batch write. Created on the driver, pickled into the tasks; the driver commits.
+
+    With txnAppId and txnVersion the write is idempotent: the commit group is the application's, and the version is
+    its sequence. Without them every write has a commit group of its own, and a job that runs again writes again.
+    The broker deletes such a group when it is committed, and a day after it was aborted: until then the group
+    fences off late tasks.
+    """
 
     def __init__(self, settings: SinkSettings) -> None:
         self.settings = settings
@@ -64,7 +70,7 @@ class BatchSink(DataSourceArrowWriter):
 
     @shown_by_spark
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task. Nothing is visible before `commit`."""
+        """Send the rows of one task. They become visible with `commit`. Runs in a task."""
         try:
             return write_rows(self.settings, self.member, iterator)
         except GroupStale as error:
@@ -72,7 +78,10 @@ class BatchSink(DataSourceArrowWriter):
 
     @shown_by_spark
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """On the driver. A version that is committed already stays as it is."""
+        """Commit the rows of all tasks. A version that is already committed is not written again.
+
+        Runs on the driver.
+        """
         verdict = verdict_of(messages)
         if verdict is None or not (self.once or verdict.members):
             return
@@ -92,30 +101,29 @@ class BatchSink(DataSourceArrowWriter):
 
     @shown_by_spark
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """On the driver, also behind a commit that raised; one that was done all the same stays."""
+        """Abort the write, also after a `commit` that raised. Runs on the driver.
+
+        If that commit succeeded in the broker, the rows stay.
+        """
         error = abort_run(self.settings, self.member)
         if error is not None and verdict_of(messages) is not None:
-            log.warning("What the write has prepared ends by its time: %s", error)
+            log.warning("The write could not be aborted; what it has prepared expires: %s", error)
 
     def _forget(self, client: GroupClient) -> None:
-        """Nobody asks for this group again; it is committed, whatever becomes of this."""
+        """Delete the commit group of this write; an error is logged, because the rows are committed."""
         try:
             client.forget(self.member.group)
         except TfmqError as error:
             log.warning("The broker still remembers the commit group %s: %s", self.member.group, error)
 
     def _stale(self, error: GroupStale) -> GroupStale:
+        """Return `error` with advice on txnVersion."""
         return GroupStale(
             f"{error.sentence} Nothing was written: versions of one txnAppId only go up, and the same one has the same"
             " rows, or the option allowOtherTotal=true. To begin anew, as with a new checkpoint, take another txnAppId,"
             f" or have the broker forget this one: tfmq tx forget-group {self.member.group}."
         )
 
-
-# The sink of a streaming query: each micro-batch is in its topics exactly once.
-#
-# The commit group is the query's, the sequence is the number of the micro-batch: a batch that is committed is known by
-# that, whoever sends it again. Each attempt at a batch is a run of its own, so that an aborted one can be shut out.
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 ADVICE: Final = (
@@ -131,13 +139,16 @@ STREAM_TOO_LATE: Final = (
     " query again."
 )
 STREAM_SKIPPED: Final = (
-    "Batch %d was committed before, so these %d rows were passed over: that is right behind a restart. A query that"
-    " works with a copy of another one's checkpoint is taken for that one, also where it writes to another topic."
+    "Batch %d was committed before, so these %d rows were passed over: this is expected after a restart. A query that"
+    " uses a copy of another one's checkpoint has the same id as that one, also if it writes to another topic."
 )
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamSink:
-    """The sink, checked. Raises BadRequest for options, columns or an output mode that it cannot take."""
+    """Create the sink of a streaming query.
+
+    Raises BadRequest for invalid options, columns or output mode.
+    """
     settings = sink_settings(options, streaming=True)
     if overwrite:
         raise BadRequest(
@@ -149,16 +160,22 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """Made on the driver for each micro-batch and taken to its tasks; another one commits."""
+    """Sink of one micro-batch: each micro-batch is written exactly once.
+
+    The commit group is the query's, and the sequence is the number of the micro-batch, so a batch that is already
+    committed is recognized in whichever attempt it is sent again. Each attempt is a run with its own id, so that an
+    aborted one can be fenced off. Spark creates an instance on the driver for each micro-batch and pickles it into
+    the tasks; another instance commits.
+    """
 
     def __init__(self, settings: SinkSettings) -> None:
         self.settings = settings
         self.run = uuid.uuid4().hex
-        """Names this attempt at a batch. Those that commit and abort take theirs from the tasks' messages."""
+        """Id of this attempt. `commit` and `abort` run in another instance and use the tasks' one."""
 
     @shown_by_spark
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task. Nothing is visible before `commit`."""
+        """Send the rows of one task. They become visible with `commit`. Runs in a task."""
         query, batch = _place()
         member = CommitMember(group_name("stream", query, self.settings.topic), batch, self.run)
         with _told_what_to_do(member.group):
@@ -166,7 +183,10 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     @shown_by_spark
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver, in a process of its own. A batch that is committed already stays as it is."""
+        """Commit the rows of all tasks, in a process of its own on the driver.
+
+        A micro-batch that is already committed is not written again.
+        """
         verdict = verdict_of(messages)
         if verdict is None:
             return
@@ -184,25 +204,30 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     @shown_by_spark
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver, also behind a commit that raised; one that was done all the same stays. Where no task tells
-        which run it is, what it prepared goes with the commit of the next attempt, or by its time.
+        """Abort the attempt, also after a `commit` that raised. Runs on the driver.
+
+        If that commit succeeded in the broker, the rows stay. Without a message of any task the run is unknown:
+        what it prepared is discarded by the commit of the next attempt, or expires.
         """
         verdict = verdict_of(messages)
         if verdict is None:
             return
         member = CommitMember(verdict.group, verdict.sequence, verdict.run)
         if (error := abort_run(self.settings, member)) is not None:
-            log.warning("What batch %d has prepared ends by its time: %s", batchId, error)
+            log.warning("Batch %d could not be aborted; what it has prepared expires: %s", batchId, error)
 
 
 def _place() -> tuple[str, int]:
-    """(query id, batch) of this task. Raises BadRequest outside of a streaming query."""
+    """Return the (query id, micro-batch) of this task.
+
+    Raises BadRequest outside of a streaming query.
+    """
     context = TaskContext.get()
     query = context.getLocalProperty(QUERY_ID) if context is not None else None
     batch = context.getLocalProperty(BATCH_ID) if context is not None else None
     if not query or batch is None:
         raise BadRequest(
-            "Spark does not say which micro-batch this is, so it cannot be written once: use a trigger of"
+            "Spark does not pass the number of this micro-batch, so it cannot be written once: use a trigger of"
             " micro-batches, or foreachBatch with txnAppId and txnVersion."
         )
     return query, int(batch)
@@ -210,7 +235,7 @@ def _place() -> tuple[str, int]:
 
 @contextmanager
 def _told_what_to_do(group: str) -> Iterator[None]:
-    """About a checkpoint that was set back, and a batch that took too long."""
+    """Add advice to GroupIncomplete (batch took too long) and GroupStale (old checkpoint)."""
     try:
         yield
     except GroupIncomplete as error:

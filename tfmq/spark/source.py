@@ -1,4 +1,4 @@
-"""The data source "tfmq": what Spark makes of `format("tfmq")`, for reading and writing, batches and streams."""
+"""The data source "tfmq", which Spark creates for `format("tfmq")`; and its requirements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tfmq.spark.stream_reader import RefusedReader, StreamReader
 
 
 class TfmqSource(DataSource):
-    """Options: tfmq.spark.options. Each method raises BadRequest for options that are wrong."""
+    """Spark data source. Each method raises BadRequest for invalid options."""
 
     @classmethod
     def name(cls) -> str:
@@ -35,9 +35,9 @@ class TfmqSource(DataSource):
 
     @shown_by_spark
     def schema(self) -> StructType:
-        """All columns of a topic. A schema that a user gives instead is a projection of it.
+        """Return all columns of a topic. A schema from the user is a projection of it.
 
-        Asked when a frame is made, so wrong options are told there, and not only when it is first used.
+        Spark calls this when a frame is created, so invalid options are reported then.
         """
         chosen(dict(self.options), "source", "both")
         return spark_schema()
@@ -47,7 +47,7 @@ class TfmqSource(DataSource):
         return BatchReader(source_settings(dict(self.options), streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Never raises: what is wrong with the options is told by the reader's first answer."""
+        """Return a reader. Never raises: for invalid options, the reader raises the error itself."""
         try:
             return StreamReader(source_settings(dict(self.options), streaming=True), schema)
         except TfmqError as error:
@@ -66,17 +66,18 @@ class TfmqSource(DataSource):
         return stream_writer(dict(self.options), schema, overwrite)
 
 
-# What must be installed before Spark can read and write topics, looked at without importing any of it.
-
 PYSPARK_MIN = (4, 2)
-"""The first in which a source is told the limits of a micro-batch, and that a query is to end."""
+"""The first version that passes a source the limits of a micro-batch and the end of a query."""
 VERSION = re.compile(r"__version__[^\n=]*=\s*[\"'](\d+)\.(\d+)[^\"']*")
 INSTALL = "pip install 'pyspark>=4.2' pyarrow numpy matplotlib"
 UPGRADE = "pip install -U 'pyspark>=4.2'"
 
 
 def missing(find: Callable[[str], ModuleSpec | None] = find_spec) -> str | None:
-    """What is to be done first, in a sentence; None if nothing is."""
+    """Return a sentence that names the missing requirement; None if all are installed.
+
+    Does not import any of the packages.
+    """
     for name in ("pyspark", "pyarrow"):
         if find(name) is None:
             return f"tfmq.spark needs {name}, which is not installed: {INSTALL}"
@@ -90,7 +91,7 @@ def missing(find: Callable[[str], ModuleSpec | None] = find_spec) -> str | None:
 
 
 def version(folder: Path) -> tuple[int, int] | None:
-    """(4, 2) of the pyspark in `folder`; None where it does not say."""
+    """Return the version of the pyspark in `folder`, like (4, 2); None if it cannot be read."""
     try:
         found = VERSION.search((folder / "version.py").read_text())
     except OSError:

@@ -1,7 +1,7 @@
-"""`spark.readStream`: micro-batches from where the checkpoint stands.
+"""Reader for `spark.readStream`: plans micro-batches from the offsets of the checkpoint.
 
-Spark keeps one of these in a process of the driver for as long as the query runs, and asks it what comes next; other
-instances plan and read in tasks. Offsets are the checkpoint's; see `offsets`.
+Spark keeps one instance in a driver process as long as the query runs, and requests each micro-batch from it;
+pickled copies read in tasks. The offsets are those of `tfmq.spark.offsets`.
 """
 
 from __future__ import annotations
@@ -40,24 +40,27 @@ if TYPE_CHECKING:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Its connection is made with the first question and stays; what travels to tasks has none."""
+    """Reader of a streaming query.
+
+    Connects at the first request; pickled copies have no connection.
+    """
 
     def __init__(self, settings: SourceSettings, schema: StructType) -> None:
         self._settings = settings
         self._reading = reading(settings, schema)
-        self._desk: Desk | None = None
+        self._session: Desk | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_desk": None}
+        return {**self.__dict__, "_session": None}
 
     @shown_by_spark
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins."""
+        """Return where a query without a checkpoint begins."""
         return to_json(self._at_desk().planner.initial())
 
     @shown_by_spark
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What the options say of the size of a micro-batch."""
+        """Return the limit of a micro-batch that the options set."""
         if self._settings.rows_max is not None:
             return ReadMaxRows(self._settings.rows_max)
         if self._settings.bytes_max is not None:
@@ -66,58 +69,61 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @shown_by_spark
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next micro-batch goes. All before `start` was processed."""
-        desk, begin = self._at_desk(begun=True), _offsets(start)
-        with desk.pace.asking():
-            end = desk.planner.latest(begin, _limit(limit))
-            # Behind the look whether it is of these topics.
-            desk.processed(begin)
+        """Return the end of the next micro-batch. All messages before `start` are already processed."""
+        session, begin = self._at_desk(begun=True), _offsets(start)
+        with session.pace.asking():
+            end = session.planner.latest(begin, _limit(limit))
+            # After `plan_end`, which checks that `begin` belongs to these topics.
+            session.processed(begin)
         if end != begin:
-            desk.pace.busy()
+            session.pace.busy()
         return to_json(end)
 
     @shown_by_spark
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """How far the topics reached when the last micro-batch was planned."""
+        """Return the end of the topics when the last micro-batch was planned."""
         seen = self._at_desk().planner.seen()
         return None if seen is None else to_json(seen)
 
     @shown_by_spark
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is there now is all that this query reads."""
+        """End the query at what is in the topics now."""
         self._at_desk().planner.freeze()
 
     @shown_by_spark
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """What each task of a micro-batch reads."""
+        """Return the ranges of each task of a micro-batch."""
         found = self._at_desk(begun=True).planner.stream(_offsets(start), _offsets(end))
         return [TaskRanges(each) for each in found]
 
     @shown_by_spark
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one task's ranges, as Arrow."""
+        """Yield the messages of one task's ranges as Arrow."""
         yield from self._reading.rows(partition.value)
 
     @shown_by_spark
     def commit(self, end: Mapping[str, Any]) -> None:
-        """All before `end` was processed."""
+        """Report the progress: all messages before `end` are processed."""
         self._at_desk().processed(_offsets(end))
 
     def stop(self) -> None:
-        """Let go of the connection. Spark does not always call it; the process ends then."""
-        desk, self._desk = self._desk, None
-        if desk is not None:
-            desk.close()
+        """Close the connection. Spark does not always call this; the process ends then."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def _at_desk(self, begun: bool = False) -> Desk:
-        """`begun`: the query is, so its broker was there: one that is away is waited for."""
-        if self._desk is None:
-            self._desk = Desk(self._settings, begun)
-        return self._desk
+        """Return the session, opened at the first call.
+
+        `query_begun`: the query has begun, so its broker was reachable before; one that is down is waited for.
+        """
+        if self._session is None:
+            self._session = Desk(self._settings, begun)
+        return self._session
 
 
 class Desk:
-    """What the driver's instance has open for as long as the query runs."""
+    """What the driver's reader keeps open as long as the query runs."""
 
     def __init__(self, settings: SourceSettings, begun: bool) -> None:
         self._logs: Logs = open_logs(settings.address, patient=begun)
@@ -126,14 +132,15 @@ class Desk:
         self._group = GroupProgress(settings.address, settings.group) if settings.group else None
 
     def processed(self, end: Offsets) -> None:
-        """Tell the group, where there is one. Raises NotAllowed the first time, if somebody else reads as that
-        group.
+        """Save the progress in the group, if there is one.
+
+        Raises NotAllowed at the first call if the group has a live member; also the other errors of the first save.
         """
         if self._group is not None:
             self._group.save(end)
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Close the connections. Calling it twice is harmless."""
         if self._group is not None:
             self._group.close()
         self._logs.close()
@@ -152,9 +159,9 @@ def _limit(limit: ReadLimit) -> Limit:
 
 
 class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Stands for a reader that could not be made, and says why as soon as it is asked.
+    """Reader for invalid options: raises the error at the first call.
 
-    Spark 4.3 loses the error of a `streamReader()` that raises, behind one of its own.
+    Spark 4.3 replaces the error of a `streamReader()` that raises by one of its own.
     """
 
     def __init__(self, error: TfmqError) -> None:
@@ -167,32 +174,33 @@ class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     initialOffset = getDefaultReadLimit = reportLatestOffset = prepareForTriggerAvailableNow = _refuse
 
+    # These three have their own signatures because Spark checks the number of parameters.
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Spark counts its parameters."""
+        """Raise the error."""
         return self._refuse()  # type: ignore[no-any-return]
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """Behind `latestOffset`, so never reached."""
+        """Raise the error. Not reached, because `latestOffset` raised before."""
         return self._refuse()  # type: ignore[no-any-return]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Without tasks nothing is read."""
+        """Raise the error. Not reached, because there are no tasks."""
         return self._refuse()  # type: ignore[no-any-return]
 
-
-# A query's progress, written into a group of the broker, so that `tfmq group` shows its lag.
-#
-# Only shown: the checkpoint decides where a query goes on. So what keeps the progress from being written is said in the
-# log, and the query goes on; but a query does not begin with a group whose members read for themselves.
 
 log = logging.getLogger("tfmq.spark")
 
 AGAIN_SECONDS: Final = 5.0
-"""Between attempts after one that failed: an idle query asks for a save 100 times a second."""
+"""Pause between attempts after a failed one: an idle query requests a save 100 times a second."""
 
 
 class GroupProgress:
-    """Of one group, over a connection of its own; the broker was there before."""
+    """Writes a query's progress to a group of the broker, so that `tfmq group` shows its lag.
+
+    The group is for display only, and the checkpoint decides where a query continues. So later errors are logged
+    and the query continues; but a query does not start with a group that has live members of its own. Has its own
+    connection; waits for the broker, which was reachable before.
+    """
 
     def __init__(self, address: Address, group: str) -> None:
         self._group, self._timeout = group, address.timeout
@@ -202,9 +210,10 @@ class GroupProgress:
         self._not_before = 0.0
 
     def save(self, processed: Offsets) -> None:
-        """All before these offsets was processed.
+        """Save that all messages before these offsets are processed.
 
-        The first time it raises NotAllowed where the group has a live member, and what keeps it from being written.
+        The first call raises NotAllowed if the group has a live member, and any error of writing; later calls log
+        errors.
         """
         if processed == self._saved or self._link.now() < self._not_before:
             return
@@ -222,25 +231,27 @@ class GroupProgress:
             self._saved = processed
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._driver.close()
 
     def _refuse_live(self) -> Operation[None]:
+        """Check that the group has no live member. Raises NotAllowed."""
         reply = yield from self._ask(DescribeGroup(self._group))
         members = [each["member"] for each in reply.description.get("members", ()) if each.get("live")]
         if members:
             raise NotAllowed(
                 f"groupId: the group {self._group} has a live member, {members[0]}, with progress of its own. Stop its"
-                " members, or give the query a group that nobody else uses."
+                " members, or give the query a group of its own."
             )
 
     def _write(self, processed: Mapping[Key, Offset]) -> Operation[None]:
+        """Set the group's offsets."""
         rows = []
         for (topic, partition), (incarnation, offset, _) in processed.items():
             message = Locate(topic, incarnation, partition, BY_OFFSET, offset)
             try:
                 found = yield from self._ask(message)
-            except UnknownTopic:  # deleted by now: nobody asks how far it was read
+            except UnknownTopic:  # deleted meanwhile: it needs no progress
                 continue
             rows.append(GroupOffset(topic, incarnation, partition, offset, 0, found.epoch))
         if rows:
@@ -250,18 +261,17 @@ class GroupProgress:
         return (yield from ask(self._link, message, self._link.now() + self._timeout))
 
 
-# How often an idle query asks: Spark asks again 10 ms after an answer that had nothing new.
-#
-# That is cheap for a few partitions and not for a thousand. So a query that found nothing rests, before it asks again,
-# for a multiple of what asking took. It asks after the rest, so what is there is never overlooked.
-
 REST: Final = 3.0
-"""Times what asking took: an idle query is at work for a quarter of its time at most."""
+"""Idle pause, as a multiple of the last request's time: an idle query works 1/4 of the time."""
 REST_SECONDS_MAX: Final = 0.2
 
 
 class Pace:
-    """Of one query; `now` and `sleep` in seconds."""
+    """Pause between the requests of an idle query. `now` and `sleep` are in seconds.
+
+    Spark requests again 10 ms after a reply without new messages, which is cheap for a few partitions and expensive
+    for a thousand. The pause is before the request, so the reply is always current.
+    """
 
     def __init__(
         self, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] = time.sleep
@@ -271,7 +281,7 @@ class Pace:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Around a question; behind one that was answered `idle` it rests first."""
+        """Wrap one request: pauses before it if the last one found nothing, and measures it."""
         if self._rest > 0:
             self._sleep(self._rest)
         begun = self._now()
@@ -279,5 +289,5 @@ class Pace:
         self._rest = min(REST_SECONDS_MAX, REST * (self._now() - begun))
 
     def busy(self) -> None:
-        """The answer had something new: the next question does not wait."""
+        """Skip the next pause, because the reply had new messages."""
         self._rest = 0.0

@@ -1,9 +1,8 @@
-"""Ranges of partitions from a broker, over the link that every client has.
+"""Reader of partition logs over a broker connection.
 
-Questions that belong together go out together. Chunks are read ahead by one: the request for the next chunk leaves
-before a chunk is handed out, so the broker reads and sends while this one is worked on; no more than two are ever in
-memory. A connection that breaks is made again by the link, which repeats what was asked; a broker that stops says so
-before it is gone, and is waited for likewise.
+Requests that belong together are sent together. Reads are pipelined by one: the next fetch is sent before the
+blocks of the current one are returned; at most two are in memory. The connection reconnects by itself and repeats
+its requests; a broker that shuts down replies Busy before it closes, and is waited for in the same way.
 """
 
 from __future__ import annotations
@@ -24,22 +23,25 @@ from tfmq.spark.errors import out_of_range, read_error, unreached
 from tfmq.spark.ranges import CHUNK_BYTES, Bounds, Chunk, PartitionLog, Range, message_starts, pieces, targets
 
 QUESTIONS_MAX: Final = 1000
-"""So many are under way at once, well below what a broker takes of one connection."""
+"""In-flight limit of requests, well below the broker's limit per connection."""
 BUSY_SECONDS: Final = 0.05
 BUSY_SECONDS_MAX: Final = 2.0
-"""The pause after a broker that is busy, or stops; doubled each time."""
+"""First and longest pause after a broker replied Busy; doubled each time."""
 FORCE_MS: Final = 100
 FORCE_SECONDS: Final = 1.0
-"""So long a force is waited for by who asks for bounds: many times what one takes."""
+"""How long `all_bounds` waits for an fsync: many times the duration of one."""
 ONE_BLOCK: Final = 1
-"""Fewer bytes than any block has: a fetch gives just the block that holds the offset."""
+"""Smaller than any block: a fetch returns just the block that holds the offset."""
 
 Question = tuple[PartitionLog, Any]
-"""A request, and the partition that it is about."""
+"""A request, and the partition for which it is made."""
 
 
 class WireLogs:
-    """`Logs` of the broker at `servers`; making one touches no network. `patient` as of `open_logs`."""
+    """`LogReader` of the broker at `servers`. Creating it does no I/O.
+
+    `wait_for_broker`: as in `open_log_reader`.
+    """
 
     def __init__(
         self, servers: str | None = None, timeout: float = SECONDS, *, patient: bool = False
@@ -50,29 +52,29 @@ class WireLogs:
             self._link.patience_seconds = max(self._link.patience_seconds, timeout)
 
     def node(self) -> str:
-        """See `Logs`."""
+        """Implement `LogReader.broker_id`."""
         if self._link.hello is None:
             self._driver.run(ask(self._link, wire.Ping(), self._link.now() + self._timeout))
         assert self._link.hello is not None
         return self._link.hello.node
 
     def topics(self) -> list[str]:
-        """See `Logs`."""
+        """Implement `LogReader.topics`."""
         return sorted(row.name for row in self._metadata(None))
 
     def partitions(self, topic: str) -> list[PartitionLog]:
-        """See `Logs`."""
+        """Implement `LogReader.partitions`."""
         for row in self._metadata([topic]):
             numbers = sorted(each.partition for each in row.partitions)
             return [PartitionLog(topic, n, row.incarnation, make_log_id(row.incarnation, n)) for n in numbers]
         raise UnknownTopic(f"There is no topic {topic}: create it (tfmq topic create), or look at the list.")
 
     def bounds(self, log: PartitionLog) -> Bounds:
-        """See `Logs`."""
+        """Implement `LogReader.bounds`."""
         return self.all_bounds([log])[0]
 
     def all_bounds(self, logs: Sequence[PartitionLog]) -> list[Bounds]:
-        """See `Logs`."""
+        """Implement `LogReader.all_bounds`."""
         kinds = (wire.BY_EARLIEST, wire.BY_LATEST)
         found = self._ask([(log, _locate(log, by)) for log in logs for by in kinds])
         unforced = [n for n, last in enumerate(found[1::2]) if last.end_offset > last.forced_offset]
@@ -88,15 +90,15 @@ class WireLogs:
         ]
 
     def at_time(self, log: PartitionLog, ms: int) -> int:
-        """See `Logs`."""
+        """Implement `LogReader.offset_at_time`."""
         return self._place(log, wire.BY_TIME_MS, max(0, ms))
 
     def at_ordinal(self, log: PartitionLog, ordinal: int) -> int:
-        """See `Logs`."""
+        """Implement `LogReader.offset_of_ordinal`."""
         return self._place(log, wire.BY_ORDINAL, max(0, ordinal))
 
     def at_or_after(self, log: PartitionLog, offset: int) -> int:
-        """See `Logs`."""
+        """Implement `LogReader.next_message_offset`."""
         found = self._locate(log, wire.BY_OFFSET, max(0, offset))
         place: int = found.offset
         while place < found.forced_offset:
@@ -109,7 +111,7 @@ class WireLogs:
         return found.forced_offset
 
     def ordinal_at(self, log: PartitionLog, offset: int) -> int:
-        """See `Logs`."""
+        """Implement `LogReader.ordinal_at_or_after`."""
         found = self._locate(log, wire.BY_OFFSET, max(0, offset))
         if found.offset < offset < found.forced_offset:
             found = self._locate(log, wire.BY_OFFSET, self.at_or_after(log, offset))
@@ -118,16 +120,16 @@ class WireLogs:
         return found.ordinal
 
     def split(self, range: Range, size: int) -> list[Range]:
-        """See `Logs`."""
+        """Implement `LogReader.split`."""
         log = range.log
         questions = [(log, _locate(log, wire.BY_OFFSET, offset)) for offset in targets(range, size)]
-        # Where a cut would fall into damage there is none; whoever reads that piece is told.
+        # No cut inside of damage; the task that reads this part reports it.
         found = self._ask(questions, but=Damaged)
         return pieces(range, [reply.offset for reply in found if not isinstance(reply, Damaged)])
 
     def chunks(self, range: Range, max_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
-        """See `Logs`."""
-        # Who has a range had it from a broker that was there: one that is away is waited for.
+        """Implement `LogReader.read_blocks`."""
+        # The broker was reachable when the range was planned, so it is waited for if it is down now.
         self._link.patience_seconds = max(self._link.patience_seconds, self._timeout)
         reading = Reading(self._driver, range, max_bytes, self._timeout)
         try:
@@ -137,7 +139,7 @@ class WireLogs:
             reading.close()
 
     def close(self) -> None:
-        """See `Logs`."""
+        """Implement `LogReader.close`."""
         self._driver.close()
 
     def __enter__(self) -> WireLogs:
@@ -149,8 +151,12 @@ class WireLogs:
         self.close()
 
     def _await_force(self, places: Sequence[tuple[PartitionLog, int]]) -> None:
-        """What is written and not forced may wait for its force for seconds, unless somebody wants to read it: a fetch
-        at the mark says so, and is answered behind the force. Nothing is lost where it fails."""
+        """Wait until what was appended at these (log, durable offset) is fsynced. Errors are ignored.
+
+        The broker may delay the fsync of appended records for seconds unless a client waits for them: a fetch at
+        the durable offset makes it fsync earlier, and is replied to afterwards. On an error only a smaller bound is
+        returned.
+        """
         part = places[:QUESTIONS_MAX]
         questions = [
             (log, _fetch(log, forced, wire.EPOCH_UNKNOWN, ONE_BLOCK)._replace(wait_ms=FORCE_MS))
@@ -163,7 +169,7 @@ class WireLogs:
         return self._driver.run(asked).topics  # type: ignore[no-any-return]
 
     def _place(self, log: PartitionLog, by: int, value: int) -> int:
-        """What LOCATE finds; what is written and not forced counts for nothing."""
+        """Return the offset that LOCATE finds, at most the durable offset."""
         found = self._locate(log, by, value)
         return min(found.offset, found.forced_offset)
 
@@ -174,7 +180,10 @@ class WireLogs:
         return self._driver.run(answered(self._link, [(log, message)], self._timeout))[0]
 
     def _ask(self, questions: Sequence[Question], but: type[TfmqError] | tuple[()] = ()) -> list[Any]:
-        """The replies, in order; an error of kind `but` stands where its answer would, any other is raised."""
+        """Send requests, and return the replies in order.
+
+        An error of a kind in `accepted_errors` is in the list in place of its reply; any other is raised.
+        """
         found: list[Any] = []
         for first in range(0, len(questions), QUESTIONS_MAX):
             part = questions[first : first + QUESTIONS_MAX]
@@ -184,7 +193,7 @@ class WireLogs:
 
 
 class Reading:
-    """One range on its way. `driver` runs `next`, which is an operation; `close` gives up what is under way."""
+    """Pipelined fetches of one range. `driver` runs the operation `next_blocks`."""
 
     def __init__(self, driver: BlockingDriver, range: Range, max_bytes: int, timeout: float) -> None:
         self._driver, self._link = driver, driver.link
@@ -195,7 +204,7 @@ class Reading:
         self._call: Call | None = None
 
     def next(self) -> Operation[Chunk | None]:
-        """The next chunk; None behind the last one. Raises as `Logs.chunks`."""
+        """Return the next blocks; None after the last ones. Raises as `LogReader.read_blocks`."""
         deadline = self._link.now() + self._timeout
         pause = BUSY_SECONDS
         while self._offset < self._end:
@@ -209,21 +218,23 @@ class Reading:
         return None
 
     def close(self) -> None:
-        """Nobody waits for more."""
+        """Abandon the request in flight."""
         call, self._call = self._call, None
         if call is not None and not call.done:
             with self._driver.lock:
                 self._link.abandon(call)
 
     def _send(self) -> Call:
-        """Ask for what is at `offset`, without a time of its own: it counts only while somebody waits."""
+        """Send the fetch at the current offset."""
         size = min(self._max_bytes, self._end - self._offset)
         fetch = _fetch(self._log, self._offset, self._epoch, size)
+        # Without a time limit of its own: `_wait_for` limits the time during which a caller waits for it.
         self._call = self._link.call(fetch, seconds=None)
         self._driver.flush()
         return self._call
 
     def _wait(self, call: Call, deadline: float) -> Operation[None]:
+        """Wait for `call` until `deadline`; abandon it then."""
         while not call.done:
             remaining = deadline - self._link.now()
             if remaining <= 0:
@@ -233,7 +244,7 @@ class Reading:
             yield Wait((call,), remaining)
 
     def _taken(self, call: Call) -> Chunk:
-        """What came, the next request being under way."""
+        """Return the blocks of a completed fetch, after sending the next one."""
         if isinstance(call.error, ConnectionFailed | TimedOut):
             raise unreached(call.error, self._log, self._offset, self._timeout)
         if call.error is not None:
@@ -250,8 +261,10 @@ class Reading:
 def answered(
     link: Link, questions: Sequence[Question], seconds: float, but: type[TfmqError] | tuple[()] = ()
 ) -> Operation[list[Call]]:
-    """All of `questions` asked at once, and again where the broker is busy; their calls, done. Raises the first error
-    that is none of `but`."""
+    """Send `requests` at once, again where the broker is busy, and return their completed calls.
+
+    Raises the first error that is not of a kind in `accepted_errors`.
+    """
     deadline = link.now() + seconds
     calls: dict[int, Call] = {}
     due = dict(enumerate(questions))

@@ -285,14 +285,14 @@ SPARK_SINK: Final = (
         (
             "        self.settings = settings\n"
             "        self.run = uuid.uuid4().hex\n"
-            '        """Names this attempt at a batch. Those that commit and abort take '
-            'theirs from the tasks\' messages."""\n'
+            '        """Id of this attempt. `commit` and `abort` run in another instance '
+            'and use the tasks\' one."""\n'
         ),
         (
             "        self.settings = settings\n"
             '        self.run = "run"\n'
-            '        """Names this attempt at a batch. Those that commit and abort take '
-            'theirs from the tasks\' messages."""\n'
+            '        """Id of this attempt. `commit` and `abort` run in another instance '
+            'and use the tasks\' one."""\n'
         ),
         [STREAM_SINK],
     ),

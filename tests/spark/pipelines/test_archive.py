@@ -21,7 +21,7 @@ from tfmq.spark.pipelines.command import run
 from tools.rigs import spark_session
 from tools.rigs.live_server import LiveServer
 
-INTERRUPTED = "tfmq: interrupted. Run the same again: it gives what one run would have given.\n"
+INTERRUPTED = "tfmq: interrupted. Run the same command again: the result is that of one complete run.\n"
 
 
 def archive_run(server: LiveServer, folder: Path, *arguments: str) -> int:
@@ -55,8 +55,8 @@ def test_it_says_what_it_did_and_that_nothing_is_new(
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        ([], 2, "name the topics, or say --all."),
-        (["orders", "--all"], 2, "name the topics, or say --all, not both."),
+        ([], 2, "name the topics, or give --all."),
+        (["orders", "--all"], 2, "name the topics, or give --all, not both."),
         (["orders", "--format", "csv"], 2, "No such option '--format'.\n"),
         (["orders", "--path", "."], 2, "tfmq: Name either --servers or --path, not both.\n"),
         (["orders", "--file-bytes", "many"], 2, "'many' is no size: write a number above 0"),

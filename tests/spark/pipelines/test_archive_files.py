@@ -44,7 +44,7 @@ def test_a_cut_file_and_every_flipped_bit_are_told_by_name(tmp_path: Path, file:
         list(batches_of(tmp_path, file))
     for position in range(0, len(whole), 97):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
-        with pytest.raises(Damaged, match=f"{file.path} in the archive .* do not fit the checksum"):
+        with pytest.raises(Damaged, match=f"{file.path} in the archive .* its checksum is wrong"):
             list(batches_of(tmp_path, file))
     path.write_bytes(whole)
     assert sum(each.num_rows for each in batches_of(tmp_path, file)) == 100

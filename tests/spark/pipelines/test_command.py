@@ -74,7 +74,7 @@ def test_a_ctrl_c_is_one_sentence_whatever_its_clearing_up_raises(capsys: pytest
 
     assert run(trial, "trial", []) == 130
     assert capsys.readouterr().err.strip() == (
-        "tfmq: interrupted. Run the same again: it gives what one run would have given."
+        "tfmq: interrupted. Run the same command again: the result is that of one complete run."
     )
     with pytest.raises(ValueError, match="mine"), interruptible():
         raise ValueError("mine")

@@ -62,7 +62,7 @@ def test_every_flipped_bit_of_a_manifest_is_told_with_its_name(archive: ArchiveF
             seen += 1
     assert seen > len(whole) / 7 / 2
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(Damaged, match=r"00000001\.json is damaged: it is no JSON object"):
+    with pytest.raises(Damaged, match=r"00000001\.json is damaged: it is not a JSON object"):
         archive.manifest("orders", 1)
 
 
@@ -70,7 +70,7 @@ def test_a_missing_step_is_told_with_its_name(archive: ArchiveFolder) -> None:
     for step in (1, 2, 3):
         archive.finish(DONE._replace(plan=PLAN._replace(step=step)))
     (archive.folder / archive_layout.manifest_path("orders", 2)).unlink()
-    with pytest.raises(Damaged, match=r"misses _tfmq/orders/00000002\.json, though step 3 is there"):
+    with pytest.raises(Damaged, match=r"misses _tfmq/orders/00000002\.json, though step 3 exists"):
         archive.steps("orders")
 
 

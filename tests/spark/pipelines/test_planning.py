@@ -85,7 +85,7 @@ def test_what_retention_took_stops_the_archive_or_is_noted_as_a_gap() -> None:
 
 
 def test_a_log_that_is_shorter_than_its_archive_is_refused() -> None:
-    with pytest.raises(LogTruncated, match="another broker's topic, or its data was set back"):
+    with pytest.raises(LogTruncated, match="another broker's topic, or its data was restored"):
         surveyed([(LOGS[0], bounds(0, 50))], {(5, 0): 60}, "skip", from_first)
 
 

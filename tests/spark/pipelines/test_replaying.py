@@ -157,7 +157,7 @@ def test_a_topic_does_not_get_its_own_messages_unless_that_is_meant(
         node = admin.status()["node"]
     address = Address(spark_server.address, None, 10.0)
     archived(tmp_path / "a", topic, address, node=node)
-    with pytest.raises(BadRequest, match="would get its own messages a second time"):
+    with pytest.raises(BadRequest, match="its own messages would be appended a second time"):
         replayed(spark_server, tmp_path / "a", topic, topic)
     assert replayed(spark_server, tmp_path / "a", topic, topic, into_itself=True).messages == 10
     assert replayed(spark_server, tmp_path / "a", topic, topic, into_itself=True).messages == 0

@@ -90,10 +90,10 @@ def test_a_time_from_and_a_time_until_leave_the_others_out(
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        ([], 2, "name the topics, or say --all."),
+        ([], 2, "name the topics, or give --all."),
         (["no-such-topic"], 1, "There is no topic 'no-such-topic'."),
         (["x", "--format", "gif"], 2, "'gif' is not one of 'png', 'svg'."),
-        (["x", "--since", "2026-11-22", "--until", "2026-11-21"], 2, "--until: is not behind --since"),
+        (["x", "--since", "2026-11-22", "--until", "2026-11-21"], 2, "--until: is not after --since"),
     ],
 )
 def test_wrong_input_is_told_in_a_sentence(

@@ -42,7 +42,7 @@ def test_names_of_users_stay_text() -> None:
     assert "script" not in [tag for tag, _ in found.tags] and "b" not in [tag for tag, _ in found.tags]
     assert "<script>x" in found.text
     assert (
-        "7 messages do not say when they were born; 2 were appended before they were born: a clock is wrong."
+        "7 messages have no birth time; 2 were appended before their birth time: a clock is wrong."
         in found.text
     )
 

@@ -1,6 +1,6 @@
-"""Whole pipelines over topics and their files: `python -m tfmq.spark.pipelines.NAME`, also under spark-submit.
+"""Ready-made Spark pipelines over topics: `python -m tfmq.spark.pipelines.NAME`, or spark-submit.
 
-docs/pipelines.md is the page.
+The reference is docs/pipelines.md.
 """
 
 from typing import Final

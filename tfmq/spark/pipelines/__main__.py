@@ -1,4 +1,4 @@
-"""`python -m tfmq.spark.pipelines`: the list of the pipelines, and each of them by its name."""
+"""`python -m tfmq.spark.pipelines [NAME ...]`: lists the pipelines, and runs each by its name."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from tfmq.cli.main import LazyGroup
 from tfmq.spark.pipelines import NAMES
 from tfmq.spark.pipelines.command import leave
 
-# The pipelines as one command with a line on each: `python -m tfmq.spark.pipelines [NAME ...]`.
-
 
 class Pipelines(LazyGroup):
-    """Each pipeline is the one command of its module."""
+    """Group of the pipelines' commands; each is the only command of its module, imported when used."""
 
     targets = MappingProxyType({name: f"tfmq.spark.pipelines.{name}" for name in NAMES})
 

@@ -1,4 +1,10 @@
-"""`python -m tfmq.spark.pipelines.archive TOPIC... --to FOLDER`: topics become Parquet files by date and hour."""
+"""`python -m tfmq.spark.pipelines.archive TOPIC... --to FOLDER`: topics as Parquet files by hour.
+
+A run archives what is new in each topic, step by step. A step is planned first: the plan with its offset ranges is
+durable before any file is written, and file names contain the ranges. So a step that is repeated after a kill at
+any point writes the same files again, in place of existing ones, and a reader never sees a row twice. The manifest
+completes the step.
+"""
 
 from __future__ import annotations
 
@@ -34,26 +40,26 @@ from tfmq.spark.pipelines.parquet_files import COLUMNS, COMPRESSIONS, written
 from tfmq.spark.pipelines.spark_jobs import Done, Progress, SparkTasks
 from tfmq.spark.ranges import Bounds, PartitionLog, Range
 
-# The course of an archive: step by step, what is new in a topic becomes Parquet files and a manifest of them.
-#
-# A step is planned first: which ranges of offsets, on the disk before any file is. The names of its files say the
-# ranges. So a step that is begun anew, after a kill at any point, makes the same files again, in place of those that
-# are there, and nobody who lists the folder ever sees a row twice. The manifest makes it done.
-
 PIECE_BYTES: Final = 64 << 20
 STEP_BYTES: Final = 4 << 30
 BEHIND_SECONDS: Final = 3.0
-"""A data folder says within 1 s of a force that it happened: so long a log may seem shorter than it was."""
+"""How long a log in a data folder may seem shorter than it is.
 
-BUSY: Final = "Another run archives {topic} into {folder} at this moment: wait until it has ended."
+Its durable offset is written to its checkpoint within 1 s of an fsync.
+"""
+
+BUSY: Final = "Another run archives {topic} into {folder} now: wait until it has ended."
 OTHER_NODE: Final = (
-    "The archive {folder} has {topic} from another broker (node {old}, this one is {new}): offsets of two brokers do"
-    " not go together. Archive it into a folder of its own."
+    "The archive {folder} has {topic} from another broker (node {old}, this one is {new}): their offsets cannot"
+    " be mixed. Archive it into a folder of its own."
 )
 
 
 class Wish(NamedTuple):
-    """What is to be archived, and how. `since_ms`: a partition that was never archived begins there."""
+    """Options of an archive run.
+
+    `since_ms`: where a partition that was never archived begins.
+    """
 
     address: Address
     folder: Path
@@ -68,7 +74,7 @@ class Wish(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What a run did for one topic; `resumed`: it began with a step that a run before had begun."""
+    """What a run did for one topic; `resumed`: it began with an interrupted step of an earlier run."""
 
     topic: str
     steps: int = 0
@@ -86,7 +92,7 @@ class Outcome:
         self.gaps.extend(manifest.plan.gaps)
 
     def row(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the result as a JSON object."""
         gaps = [each._asdict() for each in self.gaps]
         return {
             "topic": self.topic,
@@ -100,7 +106,7 @@ class Outcome:
 
 
 class Runner(Protocol):
-    """Runs the tasks of a step: `SparkTasks`, or `inline`."""
+    """Type of `SparkTaskRunner` and `run_inline`: runs the tasks of a step."""
 
     def __call__(
         self,
@@ -112,7 +118,7 @@ class Runner(Protocol):
 
 
 def archive_piece(wish: Wish, topic: str, piece: Piece) -> Done[list[ArchiveFile]]:
-    """One task: read a piece, write its files."""
+    """Read a piece and write its files. Runs in a task."""
     log = PartitionLog(topic, piece.partition, piece.incarnation, piece.log_id)
     decoder = Decoder(topic, piece.partition, piece.log_id, COLUMNS, wish.verify, lenient=True)
     with open_logs(wish.address) as logs:
@@ -124,14 +130,17 @@ def archive_piece(wish: Wish, topic: str, piece: Piece) -> Done[list[ArchiveFile
 
 
 def readable_start(logs: Logs, log: PartitionLog, piece: Piece) -> int:
-    """Where its first record begins now: a repair since the plan may have put a filler where one began."""
+    """Return the offset of the piece's first record.
+
+    A repair since the plan may have replaced that record by a filler.
+    """
     start = logs.at_or_after(log, piece.start)
-    gone = logs.bounds(log).first > piece.start  # asked for last, so that no loss is passed over
+    gone = logs.bounds(log).first > piece.start  # requested last, so that no loss is missed
     return piece.start if gone else start
 
 
 class Archiving:
-    """One topic of one run."""
+    """Archives one topic in one run."""
 
     def __init__(self, wish: Wish, topic: str, logs: Logs, run: Runner) -> None:
         self._wish, self._topic, self._logs, self._run = wish, topic, logs, run
@@ -139,9 +148,10 @@ class Archiving:
         self.outcome = Outcome(topic)
 
     def course(self, begin_progress: Callable[[int], Progress]) -> Outcome:
-        """All that is new at its beginning. `begin_progress` gets the bytes of log that there are to do.
+        """Archive all that is new at the start. `begin_progress` gets the bytes of log to archive.
 
-        Raises Busy, OffsetOutOfRange (gone, and the wish is to stop), LogTruncated, UnknownTopic, Damaged ...
+        Raises Busy, OffsetOutOfRange (messages are lost, and the run is to stop then), LogTruncated, UnknownTopic,
+        BadRequest, Damaged, and the errors of reading.
         """
         busy = BUSY.format(topic=self._topic, folder=self._wish.folder)
         with locked(self._wish.folder / archive_layout.lock_path(self._topic), busy):
@@ -176,7 +186,7 @@ class Archiving:
             step, gaps = step + 1, ()
 
     def _last(self) -> Manifest | None:
-        """The last step that is done. Raises BadRequest if it is of another broker."""
+        """Return the last completed step. Raises BadRequest if it is of another broker."""
         steps = self._archive.steps(self._topic)
         if not steps:
             return None
@@ -188,7 +198,11 @@ class Archiving:
         return last
 
     def _reconciled(self, plan: Plan | None) -> Plan | None:
-        """The plan of a step that a run before began, without what is gone since. Raises OffsetOutOfRange."""
+        """Return the plan of an interrupted step, without what was lost since.
+
+        Raises OffsetOutOfRange if something was lost and the run is to stop then. Otherwise files of a changed
+        piece are moved aside, and the changed plan is durable on return.
+        """
         if plan is None:
             return None
         kept, changed, gaps = reconciled(plan.pieces, self._found())
@@ -221,7 +235,10 @@ class Archiving:
         return list(zip(logs, self._logs.all_bounds(logs), strict=True))
 
     def _survey(self, ends: dict[tuple[int, int], int]) -> tuple[int, Survey]:
-        """(number of partitions, what is new)."""
+        """Return (number of partitions, what is new).
+
+        In a data folder, a log that seems truncated is read again for CHECKPOINT_LAG_SECONDS.
+        """
         deadline = time.monotonic() + BEHIND_SECONDS
         while True:
             found = self._found()
@@ -240,7 +257,7 @@ class Archiving:
     def _step(
         self, plan: Plan, ends: dict[tuple[int, int], int], progress: Progress
     ) -> dict[tuple[int, int], int]:
-        """Do what is planned; where the next step goes on."""
+        """Execute a plan; return where the next step begins."""
         work = partial(archive_piece, self._wish, self._topic)
         files = flat(self._run(work, plan.pieces, progress, f"archive {self._topic}, step {plan.step}"))
         after = ends_behind(ends, plan.pieces, plan.gaps)
@@ -254,29 +271,26 @@ def flat(lists: Iterable[list[ArchiveFile]]) -> list[ArchiveFile]:
     return [each for files in lists for each in files]
 
 
-# What the next step of an archive is to hold: for each partition a stretch from where the last step ended, cut into
-# pieces, one a task.
-
 ON_LOSS: Final = ("stop", "skip")
 
 LOST: Final = (
     "Partition {partition} of {topic} was archived up to offset {end}, and the broker has it only from {first} on:"
-    " retention took what lies between, and it is in no archive. With --on-loss skip the archive notes the gap and"
-    " goes on."
+    " retention deleted the messages between, which are not archived. With --on-loss skip the archive records the"
+    " gap and continues."
 )
 LOST_ON_THE_WAY: Final = (
-    "A run that was stopped was to archive offsets {start} to {end} of partition {partition} of {topic}, and the broker"
-    " does not have all of them any more. With --on-loss skip the archive notes the gap and goes on; files that were"
-    " written of it are kept aside in {aside}."
+    "A run that was stopped was archiving offsets {start} to {end} of partition {partition} of {topic}, and the broker"
+    " does not have all of them any more. With --on-loss skip the archive records the gap and continues; files already"
+    " written are moved to {aside}."
 )
 BEHIND: Final = (
     "Partition {partition} of {topic} was archived up to offset {archived}, and ends at {end}: this is another"
-    " broker's topic, or its data was set back to an older copy. Archive it into a folder of its own."
+    " broker's topic, or its data was restored from an older copy. Archive it into a folder of its own."
 )
 
 
 class Stretch(NamedTuple):
-    """What a run is to archive of one partition: the records that begin in [start, end)."""
+    """What a run archives of one partition: the records with start <= offset < end."""
 
     log: PartitionLog
     start: int
@@ -284,7 +298,10 @@ class Stretch(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What there is to do for one topic, fixed when the run begins: a run ends although the topic grows."""
+    """What a run archives of one topic.
+
+    Fixed at the start, so a run ends although the topic grows.
+    """
 
     stretches: tuple[Stretch, ...]
     gaps: tuple[Gap, ...]
@@ -300,9 +317,9 @@ def surveyed(
     on_loss: str,
     first_start: Callable[[PartitionLog, Bounds], int],
 ) -> Survey:
-    """What is new. `ends` as a manifest has them; `first_start`: where a partition begins that was never archived.
+    """Return what is new. `ends`: as in a manifest; `first_start`: start of a new partition.
 
-    Raises OffsetOutOfRange (messages are gone, and `on_loss` is stop), LogTruncated (the log is shorter than what
+    Raises OffsetOutOfRange (messages are lost, and `on_loss` is "stop"), LogTruncated (the log is shorter than what
     was archived of it).
     """
     stretches, gaps = [], []
@@ -330,7 +347,10 @@ def surveyed(
 
 
 def cut(logs: Logs, survey: Survey, step_bytes: int, piece_bytes: int) -> tuple[list[Piece], Survey]:
-    """(the pieces of the next step, what is left behind it): about `step_bytes` of log, shared by the partitions."""
+    """Return (the pieces of the next step, what is left after it).
+
+    A step has about `step_bytes` of log, shared by the partitions.
+    """
     pieces: list[Piece] = []
     left: list[Stretch] = []
     share = max(1, step_bytes // max(1, len(survey.stretches)))
@@ -349,9 +369,9 @@ def cut(logs: Logs, survey: Survey, step_bytes: int, piece_bytes: int) -> tuple[
 def reconciled(
     pieces: Sequence[Piece], found: Sequence[tuple[PartitionLog, Bounds]]
 ) -> tuple[list[Piece], list[Piece], list[Gap]]:
-    """What of a planned step can still be read: (pieces, those that were changed or dropped, the gaps for these).
+    """Return (readable pieces of a planned step, pieces changed or dropped, their gaps).
 
-    Retention, or a topic that was made anew, may have taken some between two runs.
+    Retention, or a deleted topic, may have removed some of them between two runs.
     """
     firsts = {(log.incarnation, log.partition): bounds.first for log, bounds in found}
     kept, changed, gaps = [], [], []
@@ -370,7 +390,7 @@ def reconciled(
 def ends_behind(
     ends: dict[tuple[int, int], int], pieces: Sequence[Piece], gaps: Sequence[Gap]
 ) -> dict[tuple[int, int], int]:
-    """Where the step behind these goes on."""
+    """Return where the step after these pieces and gaps begins."""
     after = dict(ends)
     reached = [(each.incarnation, each.partition, each.end) for each in pieces]
     reached += [(each.incarnation, each.partition, each.end) for each in gaps]
@@ -394,33 +414,36 @@ Examples:
     "folder",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="The archive's folder; it is made. On a cluster all executors see it.",
+    help="The archive's folder; created if missing. On a cluster all executors must see it.",
 )
-@click.option("--all", "everything", is_flag=True, help="All topics that are there.")
+@click.option("--all", "everything", is_flag=True, help="All topics.")
 @click.option("--since", type=Moment(), help="A partition that was never archived begins here [all].")
 @click.option(
     "--on-loss",
     type=click.Choice(ON_LOSS),
     default="stop",
     show_default=True,
-    help="Where retention took messages that were not archived: stop, or note the gap and go on.",
+    help="If retention deleted messages that were not archived: stop, or record the gap and continue.",
 )
 @click.option(
     "--verify",
     type=click.Choice(["chunk", "message"]),
     default="chunk",
     show_default=True,
-    help="Prove the checksums of blocks, or of each message, too.",
+    help="Verify the checksums of blocks, or of each message, too.",
 )
 @click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True)
 @click.option(
     "--file-bytes",
     type=Size(),
     default=PIECE_BYTES,
-    help="So much of a log goes into one file, at most about [64 MiB].",
+    help="Maximum size of log in one file, approximate [64 MiB].",
 )
 @click.option(
-    "--step-bytes", type=Size(), default=STEP_BYTES, help="After so much, what is done is kept [4 GiB]."
+    "--step-bytes",
+    type=Size(),
+    default=STEP_BYTES,
+    help="Size of log in one step; done steps are kept [4 GiB].",
 )
 @address_options
 @pipeline_options("archive")
@@ -441,7 +464,7 @@ def archive(
 ) -> int:
     """Archive TOPICs as Parquet files by date and hour of append time, each message once.
 
-    Run it again for what is new; after a kill at any point it goes on and makes the same files.
+    Run it again to archive what is new; after a kill at any point it resumes and writes the same files.
     """
     check_topics(topics, everything)
     address = address_of(servers, path, timeout)
@@ -459,7 +482,7 @@ def archive(
 
 
 def named(topics: Sequence[str], logs: Logs) -> list[str]:
-    """The topics that are meant, each once. Raises UnknownTopic."""
+    """Return the topics to archive, each once. Raises UnknownTopic."""
     there = logs.topics()
     for name in topics:
         if name not in there:
@@ -468,7 +491,7 @@ def named(topics: Sequence[str], logs: Logs) -> list[str]:
 
 
 def archived(job: Job, wish: Wish, topic: str, logs: Logs, tasks: SparkTasks) -> Outcome:
-    """One topic, with its progress shown."""
+    """Archive one topic, showing its progress."""
     with ExitStack() as stack:
         return Archiving(wish, topic, logs, tasks).course(
             lambda total: stack.enter_context(job.progress(f"archiving {topic}", total))
@@ -476,7 +499,7 @@ def archived(job: Job, wish: Wish, topic: str, logs: Logs, tasks: SparkTasks) ->
 
 
 def tell(job: Job, folder: Path, outcomes: Sequence[Outcome]) -> None:
-    """JSON, or a sentence a topic."""
+    """Print the results: JSON, or a sentence per topic."""
     if job.output.json:
         row: dict[str, Any] = {"archive": str(folder), "topics": [each.row() for each in outcomes]}
         job.output.object(row)
@@ -487,7 +510,7 @@ def tell(job: Job, folder: Path, outcomes: Sequence[Outcome]) -> None:
             continue
         job.output.say(
             f"{each.topic}: {counted(each.messages, 'message')} in {counted(each.files, 'file')},"
-            f" {size_text(each.size_bytes)}{'; went on where a run before was stopped' if each.resumed else ''}"
+            f" {size_text(each.size_bytes)}{'; resumed an interrupted run' if each.resumed else ''}"
         )
         for gap in each.gaps:
             job.output.say(

@@ -1,4 +1,11 @@
-"""Files that are there whole or not at all, and stay; and the lock of a folder."""
+"""Names of an archive's files, atomic file writes, and locks; see docs/formats/archive.md.
+
+ARCHIVE/topic=orders/date=2026-11-21/hour=09/00003-0000000005-00000000000000004096-00000000000000008192.parquet
+ARCHIVE/_tfmq/@archive.json             identifies the folder as an archive
+ARCHIVE/_tfmq/orders/00000007.plan      a started step: what it will contain
+ARCHIVE/_tfmq/orders/00000007.json      a completed step: what it contains, file by file
+ARCHIVE/_tfmq/orders/lock               only one run at a time
+"""
 
 from __future__ import annotations
 
@@ -17,7 +24,10 @@ from tfmq.errors import BadRequest, Busy
 
 
 def put(path: Path, data: bytes) -> None:
-    """A file with these bytes in its place, on the disk with its name. Folders are made."""
+    """Write a file atomically, creating its folders.
+
+    Its bytes and its name are durable on return.
+    """
     make_folder(path.parent)
     beside = beside_of(path)
     with beside.open("wb") as file:
@@ -28,18 +38,18 @@ def put(path: Path, data: bytes) -> None:
 
 
 def beside_of(path: Path) -> Path:
-    """A name for what will be `path` when it is whole; nobody else has it."""
+    """Return a unique temporary name in the folder of `path`."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
 
 
 def settle(beside: Path, path: Path) -> None:
-    """Give a forced file its name, for good."""
+    """Rename a file that is already fsynced; the new name is durable on return."""
     beside.replace(path)
     force_folder(path.parent)
 
 
 def make_named(folder: Path) -> None:
-    """A folder that the user named for what is written. Raises BadRequest where none can be there or written in."""
+    """Create the folder that the user named with --to. Raises BadRequest if it is not writable."""
     try:
         make_folder(folder)
         why = "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
@@ -52,7 +62,7 @@ def make_named(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """With those above it, each forced into the one that holds it."""
+    """Create a folder and its parents. Each is durable on return."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -69,7 +79,10 @@ def force_folder(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> int:
-    """Remove what runs that were killed left half written below it; how many files. Under the lock only."""
+    """Delete temporary files of killed runs below `folder`; return how many.
+
+    The caller must hold the lock.
+    """
     found = [each for each in folder.rglob(f".*{TEMPORARY}") if each.is_file()]
     for each in found:
         each.unlink(missing_ok=True)
@@ -78,7 +91,10 @@ def sweep(folder: Path) -> int:
 
 @contextmanager
 def locked(path: Path, what: str) -> Iterator[None]:
-    """One process at a time; the lock ends with the process, however that ends. Raises Busy with `what`."""
+    """Hold the lock file `path` in the block. Raises Busy with the sentence `what`.
+
+    The operating system releases the lock when the process ends, also when it is killed.
+    """
     make_folder(path.parent)
     with path.open("a") as file:
         try:
@@ -88,28 +104,20 @@ def locked(path: Path, what: str) -> Iterator[None]:
         yield
 
 
-# Where the files of an archive are; docs/formats/archive.md is its page.
-#
-# ARCHIVE/topic=orders/date=2026-11-21/hour=09/00003-0000000005-00000000000000004096-00000000000000008192.parquet
-# ARCHIVE/_tfmq/@archive.json             what this folder is
-# ARCHIVE/_tfmq/orders/00000007.plan      a step that is begun: what it will hold
-# ARCHIVE/_tfmq/orders/00000007.json      a step that is done: what it holds, file by file
-# ARCHIVE/_tfmq/orders/lock               one run at a time
-
 HOUSE: Final = "_tfmq"
-"""Readers of Parquet pass over names that begin with _ or a dot."""
+"""Folder of the metadata. Readers of Parquet skip names that begin with "_" or "."."""
 ARCHIVE_FILE: Final = f"{HOUSE}/@archive.json"
-"""No topic has such a name, so none has its folder there."""
+""""@" is not valid in a topic name, so no topic's folder has this name."""
 HOUR_MS: Final = 3_600_000
 STEP_NAME: Final = re.compile(r"(\d{8})\.(plan|json)")
 FILE_NAME: Final = re.compile(r"(\d{5,})-(\d{10,})-(\d{20})-(\d{20})\.parquet")
-"""Partitions have five digits or more, incarnations ten or more."""
+"""Partitions have at least five digits, incarnations at least ten."""
 TEMPORARY: Final = ".part"
-"""Ends the name of a file that is not whole yet, which begins with a dot."""
+"""Suffix of temporary files; their names begin with a dot."""
 
 
 class Piece(NamedTuple):
-    """A range of one partition, which is archived by one task: the records that begin in [start, end)."""
+    """A range of one partition that one task archives: the records with start <= offset < end."""
 
     partition: int
     incarnation: int
@@ -119,18 +127,18 @@ class Piece(NamedTuple):
 
 
 def hour_of(append_ms: int) -> int:
-    """Hours since 1970, UTC."""
+    """Return the hours since 1970, UTC."""
     return append_ms // HOUR_MS
 
 
 def file_path(topic: str, hour: int, piece: Piece) -> str:
-    """Where the rows of a piece lie that were appended in that hour, relative to the archive."""
+    """Return the path, relative to the archive, of a piece's rows that were appended in `hour`."""
     moment = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC)
     return f"topic={topic}/date={moment:%Y-%m-%d}/hour={moment:%H}/{file_name(piece)}"
 
 
 def file_name(piece: Piece) -> str:
-    """The same in each hour."""
+    """Return the file name of a piece, which is the same for each hour."""
     return f"{piece.partition:05d}-{piece.incarnation:010d}-{piece.start:020d}-{piece.end:020d}.parquet"
 
 
@@ -139,7 +147,7 @@ def topic_folder(topic: str) -> str:
 
 
 def date_folder(append_ms: int) -> str:
-    """Of a day, below the topic's; they sort as the days do."""
+    """Return the folder name of a day, below the topic's folder; names sort by date."""
     return f"date={datetime.fromtimestamp(append_ms / 1000, UTC):%Y-%m-%d}"
 
 
@@ -156,7 +164,7 @@ def manifest_path(topic: str, step: int) -> str:
 
 
 def aside_folder(topic: str) -> str:
-    """Where files go of a step that could not be finished as it was planned."""
+    """Return the folder for files of a step that could not be completed as planned."""
     return f"{HOUSE}/{topic}/aside"
 
 

@@ -1,8 +1,8 @@
-"""audit: every segment of every data folder, checked in parallel, and the logs of a folder compared with each other.
+"""Audit pipeline: checks every segment of data folders in parallel, and compares their logs.
 
     python -m tfmq.spark.pipelines.audit DATA [DATA ...]
 
-docs/pipelines.md says what it finds. It reads files only; a broker may run meanwhile.
+docs/pipelines.md describes the findings. Files are only read; the broker may be running.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ if TYPE_CHECKING:
     from pyspark import RDD, Broadcast, SparkContext
 
 
-# What an audit says in the end: sums, findings in the order of folders and offsets, a sentence.
-
-
 class Result(NamedTuple):
-    """`bytes`, `blocks`, `messages` are sound; `tail_bytes` behind the forced marks are not whole (a broker writes
-    there, or a start cuts them off); `pending` messages are committed and on their way; `seconds` without Spark's
-    start. `untold`: findings beyond those that are listed."""
+    """Sums and findings of an audit, in the order of folders and offsets.
+
+    `bytes`, `blocks` and `messages` count valid data. `tail_bytes`: incomplete blocks after the durable offsets (a
+    running broker is writing them, or its next start truncates them). `pending`: messages that are committed and
+    not applied yet. `seconds`: without the start of Spark. `untold`: findings beyond those that are listed.
+    """
 
     folders: list[str]
     logs: int
@@ -93,21 +93,21 @@ class Result(NamedTuple):
     findings: list[Finding]
 
     def row(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the result as a JSON object."""
         return {**self._asdict(), "findings": [finding.row() for finding in self.findings]}
 
     def sentence(self) -> str:
-        """For a person."""
+        """Return the result as one sentence."""
         rate = self.bytes / max(self.seconds, 1e-9)
         said = (
             f"{counted(len(self.folders), 'data folder')}, {counted(self.logs, 'log')},"
             f" {counted(self.segments, 'segment')}: {counted(self.messages, 'record')} in {size_text(self.bytes)}"
-            f" are sound, in {self.seconds:.1f} s ({size_text(rate)}/s)"
+            f" are valid, in {self.seconds:.1f} s ({size_text(rate)}/s)"
         )
         if self.tail_bytes:
-            said += f"; {counted(self.tail_bytes, 'byte')} behind what was forced are left out"
+            said += f"; {counted(self.tail_bytes, 'byte')} after the durable offsets were not checked"
         if self.pending:
-            said += f"; {counted(self.pending, 'committed message')} on the way to their partitions"
+            said += f"; {counted(self.pending, 'committed message')} not applied yet"
         found = len(self.findings) + self.untold
         return f"{said}; {counted(found, 'finding') if found else 'nothing is wrong'}"
 
@@ -120,7 +120,7 @@ def conclude(
     more: Iterable[Finding],
     seconds: float,
 ) -> Result:
-    """Everything together; `more`: findings that came from elsewhere."""
+    """Combine all results. `more`: findings from elsewhere."""
     findings = [*more, *(finding for chain in chains for finding in chain.findings)]
     for verdict in verdicts:
         findings.extend(_repeated(logs, each) for each in verdict.repeats)
@@ -186,18 +186,18 @@ def _stray(logs: Sequence[AuditedLog], found: Stray) -> Finding:
     return log.finding(NO_DECISION, _base(log, found.offset), found.offset, found.next, text)
 
 
-# An audit's work on Spark: pieces are checked in parallel, their facts meet in parallel; the driver gets summaries.
-#
-# What is shuffled are numbers, some bytes for 65,536 messages of one producer; never a message.
-
 POLL_SECONDS: Final = 0.2
 LOCATED_MAX: Final = 100
-"""Repeats of one part of the facts whose exact place is looked up."""
+"""Maximum number of repeats, per part of the facts, whose exact offsets are read from the files."""
 NOTHING: Final = facts_of(0, 0, [])
 
 
 class Checked:
-    """Pieces that were checked: `found` without their facts, which stay with Spark. `close` lets go of these."""
+    """Spark jobs of an audit: check pieces and compare their facts, both in parallel.
+
+    `found` has the results without their facts, which stay in Spark until `close`. Facts are numbers: some bytes
+    for 65,536 messages of one producer are shuffled, never a message.
+    """
 
     def __init__(self, context: SparkContext, logs: Sequence[AuditedLog], folders: Mapping[str, int]) -> None:
         self._context = context
@@ -208,7 +208,7 @@ class Checked:
         self.found: list[PieceFound] = []
 
     def check(self, pieces: Sequence[Piece], progress: Progress) -> None:
-        """Checks them all. Raises what Spark raises."""
+        """Check all pieces. Raises what Spark raises."""
         if not pieces:
             return
         logs, folders = self._shared(self._logs), self._folders
@@ -232,7 +232,7 @@ class Checked:
     def judged(
         self, more: Sequence[Facts], standings: Mapping[int, Standing], known: Mapping[int, Known]
     ) -> list[Verdict]:
-        """The verdicts about all facts, those of `more` among them."""
+        """Compare all facts, including those of `more`."""
         context = self._context
         parts = max(1, context.defaultParallelism)
         mine: Any = context.parallelize(list(more), max(1, len(more)))
@@ -250,7 +250,7 @@ class Checked:
         return verdicts
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Release the cached data in Spark. Calling it twice is harmless."""
         if self._rdd is not None:
             self._rdd.unpersist()
             self._rdd = None
@@ -259,7 +259,7 @@ class Checked:
         self._broadcasts.clear()
 
     def _shared(self, value: Any) -> Broadcast[Any]:
-        """The same for every task."""
+        """Broadcast a value to all tasks."""
         self._broadcasts.append(self._context.broadcast(value))
         return self._broadcasts[-1]
 
@@ -267,7 +267,7 @@ class Checked:
 def read_journals(
     context: SparkContext, files: Sequence[JournalFilePlan]
 ) -> list[tuple[JournalFilePlan, JournalFound]]:
-    """Each file of the transaction journals, read in a task of its own."""
+    """Read each file of the transaction journals in a task of its own."""
     if not files:
         return []
     rdd = context.parallelize(list(files), len(files))
@@ -278,7 +278,7 @@ def read_journals(
 
 
 def grouped(pieces: Sequence[Piece], size: int = PIECE_BYTES) -> list[list[Piece]]:
-    """Small neighbours together, about `size` bytes a task, the largest tasks first."""
+    """Group small adjacent pieces into tasks of about `size` bytes; the largest task is first."""
     groups: list[list[Piece]] = []
     room = 0
     for piece in pieces:
@@ -292,7 +292,7 @@ def grouped(pieces: Sequence[Piece], size: int = PIECE_BYTES) -> list[list[Piece
 
 @contextmanager
 def _told(progress: Progress, done: Callable[[], tuple[int, int]]) -> Iterator[None]:
-    """Tells `progress` while the block runs."""
+    """Update `progress` from `done` while the block runs."""
     ended = threading.Event()
     before = [0, 0]
 
@@ -316,14 +316,14 @@ def _told(progress: Progress, done: Callable[[], tuple[int, int]]) -> Iterator[N
 
 
 DAMAGED = 4
-"""The exit code where something was found."""
+"""Exit code if there are findings."""
 COLUMNS = ("kind", "data", "topic", "partition", "segment", "first", "next", "text", "do")
 
 
 def audit(
     context: SparkContext, folders: Sequence[str], progress: Progress, piece_bytes: int = PIECE_BYTES
 ) -> Result:
-    """Audits these data folders. Raises BadRequest for one that is none, OSError."""
+    """Audit these data folders. Raises BadRequest (no data folder), OSError."""
     begun = time.perf_counter()
     disk = RealDisk()
     folders = list(dict.fromkeys(folder.rstrip("/") or "/" for folder in folders))
@@ -350,7 +350,7 @@ def audit(
 def journals_of(
     context: SparkContext, folders: Sequence[str], logs: Sequence[AuditedLog]
 ) -> tuple[list[Facts], dict[int, Known], list[Finding]]:
-    """What the transaction journal of each folder demands, knows, and what is wrong with it."""
+    """Return what each folder's transaction journal demands and covers, and its findings."""
     journals = [plan_journal(RealDisk(), data) for data in folders]
     read = read_journals(context, [file for journal in journals for file in journal.files])
     facts: list[Facts] = []
@@ -366,7 +366,10 @@ def journals_of(
 
 
 def missing(disk: Disk, data: str, topics: list[TopicRow], logs: Sequence[AuditedLog]) -> list[Finding]:
-    """Folders that the catalog names and that are not there, also when it is asked again: topics are deleted."""
+    """Return partitions of the catalog without a folder.
+
+    The catalog is read again, because topics may be deleted during the audit.
+    """
     mine = [log for log in logs if log.data == data]
     found = missing_folders(data, topics, mine)
     if found:
@@ -376,7 +379,7 @@ def missing(disk: Disk, data: str, topics: list[TopicRow], logs: Sequence[Audite
 
 
 def chained(logs: Sequence[AuditedLog], found: Sequence[PieceFound]) -> list[Chain]:
-    """What each log adds up to."""
+    """Return the summary of each log."""
     of_log: dict[int, list[PieceFound]] = {log.number: [] for log in logs}
     for each in found:
         of_log[each.piece.log].append(each)
@@ -384,7 +387,7 @@ def chained(logs: Sequence[AuditedLog], found: Sequence[PieceFound]) -> list[Cha
 
 
 def log_ids(logs: Sequence[AuditedLog], journal: JournalPlan) -> dict[int, int]:
-    """Log id -> number, of the topics' logs in the journal's data folder."""
+    """Return log id -> log number, for the topics' logs in the journal's data folder."""
     mine = (log for log in logs if log.data == journal.data and log.partition >= 0)
     return {log.log_id: log.number for log in mine if log.log_id is not None}
 
@@ -398,7 +401,7 @@ def log_ids(logs: Sequence[AuditedLog], journal: JournalPlan) -> dict[int, int]:
 def command(folders: tuple[str, ...], job: Job) -> int:
     """Check every segment in the data folders DATA of brokers, which may be running.
 
-    Exit code 0: nothing is wrong; 4: something was found.
+    Exit code 0: no findings; 4: some findings.
     """
     check_folders(RealDisk(), folders)
     with job.spark() as session, job.progress("auditing", None) as progress:

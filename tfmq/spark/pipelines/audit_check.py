@@ -1,4 +1,9 @@
-"""Pieces of a log, put together again: is each where the one before ends, and what do the places in between cost?"""
+"""Check of the pieces of a log, and the summary of each log.
+
+`check_piece` reads one piece in a task: each byte is checked against its block trailer, and each block against the
+one before. `summarize_log` combines the pieces of a log on the driver. `Facts` have what must be compared with
+other pieces and with the transaction journal.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +38,10 @@ LAST_PLACE: Final = (1 << 64, 0)
 
 
 class Window(NamedTuple):
-    """What a log lacks may have lain between these places of the transaction journal, both inclusive; `known`: a
-    finding says so already, else retention took it."""
+    """A range of source positions whose messages the log may have lost; both bounds are inclusive.
+
+    `known`: the loss is a finding already, otherwise retention deleted the messages.
+    """
 
     low: Place
     high: Place
@@ -42,8 +49,10 @@ class Window(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """What a log adds up to. `bytes`, `blocks`, `records` are sound; `tail_bytes` lie behind the forced mark and are no
-    whole blocks. `applied`: the highest place of a transaction that it has."""
+    """Summary of a log. `bytes`, `blocks`, `records` count valid data.
+
+    `tail_bytes`: incomplete blocks after the durable offset. `applied`: the highest source position in the log.
+    """
 
     log: AuditedLog
     bytes: int
@@ -56,13 +65,15 @@ class Chain(NamedTuple):
 
 
 def chain(log: AuditedLog, found: Sequence[PieceFound]) -> Chain:
-    """`found`: all pieces of this log, in any order."""
+    """Summarize a log. `found`: all pieces of this log, in any order."""
     return _Chain(log, sorted((each for each in found if not each.gone), key=_place_of)).made()
 
 
 def vanished(disk: Disk, log: AuditedLog, found: Sequence[PieceFound]) -> list[Finding]:
-    """Pieces whose file was not there for the task that was to read it, though neither retention nor a deletion of the
-    topic took it."""
+    """Return findings for pieces whose file was missing in the task that should read it.
+
+    Files deleted by retention, or with their topic, are left out.
+    """
     gone = [each.piece for each in found if each.gone]
     if not gone or not disk.exists(log.path):
         return []
@@ -80,7 +91,7 @@ def _place_of(found: PieceFound) -> tuple[int, int]:
 
 
 class _Chain:
-    """One log."""
+    """Combines the pieces of one log."""
 
     def __init__(self, log: AuditedLog, found: list[PieceFound]) -> None:
         self.log, self.found = log, found
@@ -115,10 +126,8 @@ class _Chain:
     def find(self, kind: str, base: int | None, first: int, next: int, text: str) -> None:
         self.findings.append(self.log.finding(kind, base, first, next, text))
 
-    # Segments side by side
-
     def _segments(self) -> dict[int, int]:
-        """Finds what is missing between files; base of each cut file -> the offset from which it lacks bytes."""
+        """Report bytes missing between files; return base of a cut file -> offset of the missing bytes."""
         log, marks = self.log, self.log.marks
         cut: dict[int, int] = {}
         if marks is not None:
@@ -136,7 +145,7 @@ class _Chain:
         return cut
 
     def _lost(self, before: AuditedSegment | None, first: int, next: int, cut: dict[int, int]) -> None:
-        """Bytes `first` to `next` are not there: the end of the file `before`, whole files, or both."""
+        """Report that bytes `first` to `next` are missing: the end of the file `before`, or whole files."""
         log = self.log
         self._window(first, next, known=True)
         if before is None:
@@ -158,7 +167,7 @@ class _Chain:
         self.find(CUT, before.base, begins, next, text)
 
     def _torn(self, segment: AuditedSegment) -> int | None:
-        """Where the last block of a file begins if it is not whole; None if the file ends with a block."""
+        """Return the offset of the incomplete last block of a file; None if it ends with a block."""
         last = next((each for each in reversed(self.found) if each.piece.base == segment.base), None)
         if last is None or last.piece.end != segment.size:
             return None
@@ -166,9 +175,8 @@ class _Chain:
             return last.torn_at
         return last.stretches[-1].first if last.stretches and last.stretches[-1].end else None
 
-    # Pieces side by side
-
     def _stretch(self, number: int, piece: Piece, stretch: Stretch, cut: dict[int, int]) -> None:
+        """Report a damaged range, unless it is already reported as the end of a cut file."""
         low = stretch.before or self._place_before(number)
         high = stretch.after or self._place_behind(number)
         self.windows.append(Window(low, high, True))
@@ -176,7 +184,7 @@ class _Chain:
             self.find(BLOCK, piece.base, stretch.first, stretch.next, f"cannot be read: {stretch.reason}")
 
     def _ordinals(self, before: PieceFound, after: PieceFound) -> None:
-        """A number that is left out or given twice between two pieces that touch."""
+        """Report an ordinal that is skipped or used twice between two adjacent pieces."""
         begins = after.piece.base + after.piece.start
         if before.piece.base + before.piece.end != begins:
             return
@@ -185,9 +193,8 @@ class _Chain:
         text = f"begins with ordinal {after.first_ordinal}, {before.next_ordinal} was to come"
         self.find(ORDER, after.piece.base, begins, after.piece.base + after.piece.end, text)
 
-    # Places of transactions around what is lost
-
     def _window(self, first: int, next: int, known: bool) -> None:
+        """Record the source positions around missing bytes."""
         before = [each for each in self.found if each.piece.base + each.piece.end <= first]
         low = self._place_behind_of(reversed(before), last=True) or FIRST_PLACE
         after = [each for each in self.found if each.piece.base + each.piece.start >= next]
@@ -196,6 +203,7 @@ class _Chain:
 
     @staticmethod
     def _place_behind_of(found: Iterable[PieceFound], last: bool) -> Place | None:
+        """Return the first source position (with `last`: the last one) of the first piece that has one."""
         for each in found:
             if each.places is not None:
                 return each.places[1 if last else 0]
@@ -208,7 +216,7 @@ class _Chain:
         return self._place_behind_of(self.found[number + 1 :], last=False) or LAST_PLACE
 
     def _retained(self) -> None:
-        """What lay before the log's first offset is gone by right."""
+        """Record that what was before the log's first offset was deleted by retention."""
         marks = self.log.marks
         begins = self.segments[0].base if self.segments else 0
         if marks is None and not self.log.mark_damaged and any(each.size for each in self.segments):
@@ -221,28 +229,23 @@ class _Chain:
             self.windows.append(Window(FIRST_PLACE, high, False))
 
 
-# What pieces of logs and of the transaction journal say that can only be judged side by side: a row a fact.
-#
-# Facts about ids (a run of messages of one producer in a log, messages that a transaction brings) meet in the order of
-# their ids, facts about places (an append of a transaction, a decision) in that of places: `split` says which of them
-# must come together. A row is a few numbers, never a message.
-
 RUN, WANTED, FORBIDDEN, APPEND, DECISION = range(5)
 
 RUN_COUNT_MAX: Final = 1 << 16
-"""A longer run is told in parts, so that a repeat inside is soon found again."""
+"""Longer runs are split, so that a repeat in one is found by reading little."""
 _ROW: Final = 6
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Facts(NamedTuple):
-    """Columns of one length, u64 (`folder`, `kind`, `log`: i64).
+    """Facts to be compared with those of other pieces and of the journal; a row each.
 
-    `folder`: number of the data folder · `kind` one of the above · `key`: the first id, or the place · `count` messages
-    · `log`: its number in the plan · `offset`, `next`: where they stand in the log; of wanted and forbidden ones the
-    decision's place (0: none) and the transaction's epoch · `extra`: of wanted ones the number of the last message in
-    its decision, of forbidden ones whether they were rolled back, of appends and decisions the journal's id.
+    Columns of one length, u64 (`folder`, `kind`, `log`: i64). `folder`: number of the data folder. `kind`: one of
+    the constants above. `key`: the first message id, or the LSN. `count`: messages. `log`: its number in the plan.
+    `offset`, `next`: where the messages are in the log; of expected and forbidden ones the LSN of the decision (0:
+    none) and the epoch of the transaction. `extra`: of expected ones the number of the last message in its
+    decision, of forbidden ones whether they were rolled back, of appends and decisions the journal's id.
     """
 
     folder: Array
@@ -255,21 +258,21 @@ class Facts(NamedTuple):
     extra: Array
 
     def where(self, chosen: Any) -> Facts:
-        """Those rows for which the mask or the indexes say so."""
+        """Return the rows that a mask or indexes select."""
         return Facts(*(column[chosen] for column in self))
 
     def of(self, kind: int) -> Facts:
-        """Those of one kind."""
+        """Return the rows of one kind."""
         return self.where(self.kind == kind)
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return len(self.key)
 
 
 def facts_of(folder: int, log: int, rows: list[list[int]]) -> Facts:
-    """Rows of key, kind, count, offset, next, extra."""
+    """Make facts of rows (key, kind, count, offset, next, extra)."""
     table = np.array(rows, np.uint64).reshape(-1, _ROW)
     key, kind, count, offset, next, extra = (np.ascontiguousarray(table[:, n]) for n in range(_ROW))
     numbers = np.full(len(key), folder, np.int64), np.full(len(key), log, np.int64)
@@ -277,19 +280,22 @@ def facts_of(folder: int, log: int, rows: list[list[int]]) -> Facts:
 
 
 def joined(parts: list[Facts]) -> Facts:
-    """All of them in one."""
+    """Concatenate facts."""
     return Facts(*(np.concatenate(columns) for columns in zip(*[facts_of(0, 0, []), *parts], strict=True)))
 
 
 def split(facts: Facts, parts: int) -> list[tuple[int, Facts]]:
-    """(number below `parts`, facts): ids of one producer, and near places, come under one number."""
+    """Return (number below `parts`, facts): facts that must be compared have the same number.
+
+    These are facts about ids of one producer, and facts about LSNs close to each other.
+    """
     mixed = (facts.key >> np.uint64(SEQUENCE_BITS)) + facts.folder.astype(np.uint64)
     numbers = mixed % np.uint64(parts)
     return [(number, facts.where(numbers == number)) for number in map(int, np.unique(numbers))]
 
 
 class Collector:
-    """Facts of one log as a walk meets them: `run` and `append` in the order of offsets."""
+    """Collects the facts of one log; `add_run` and `add_append` are called in the order of offsets."""
 
     def __init__(self, folder: int, log: int) -> None:
         self._folder, self._log = folder, log
@@ -298,7 +304,7 @@ class Collector:
         self._append: list[int] | None = None
 
     def run(self, first_id: int, count: int, offset: int, next: int) -> None:
-        """Messages of one producer, one behind the other, from `first_id` on; they end before `next`."""
+        """Add consecutive messages of one producer, from `first_id` on; they end before `next`."""
         producer = first_id >> SEQUENCE_BITS
         row = self._open.get(producer)
         if row is not None and row[0] + row[2] == first_id and row[2] + count <= RUN_COUNT_MAX:
@@ -309,7 +315,7 @@ class Collector:
         self._rows.append(row)
 
     def append(self, journal: int, place: int, count: int, offset: int, next: int) -> None:
-        """A block of a transaction, under a decision's place."""
+        """Add a block that was applied from a transaction; `place` is the LSN of its decision."""
         row = self._append
         if row is not None and (row[0], row[5], row[4]) == (place, journal, offset):
             row[2] += count
@@ -319,24 +325,23 @@ class Collector:
         self._rows.append(row)
 
     def facts(self) -> Facts:
-        """All of them."""
+        """Return all facts."""
         return facts_of(self._folder, self._log, self._rows)
 
 
-# One piece of a log, checked: every byte against its block's control record, every block against the one before.
-#
-# What comes back is small: counts, what is wrong, and the facts that other pieces have to be compared with.
-
 FINDINGS_MAX: Final = 1000
-"""Of one piece; more are counted and not told one by one."""
+"""Findings listed per piece; further ones are left out."""
 
 Place = tuple[int, int]
-"""Of a transaction journal: the decision's place, the running number of the last message."""
+"""Source of an applied block: (LSN of the decision, number of the last message within it)."""
 
 
 class Stretch(NamedTuple):
-    """Offsets `first <= x < next` that cannot be read. `before`, `after`: the nearest places of transactions around it,
-    None if the piece has none there; `end`: nothing sound follows in the piece."""
+    """Offsets `first <= x < next` that cannot be read.
+
+    `before`, `after`: the nearest source positions in the piece, None if there are none; `end`: no valid block
+    follows in the piece.
+    """
 
     first: int
     next: int
@@ -347,9 +352,12 @@ class Stretch(NamedTuple):
 
 
 class PieceFound(NamedTuple):
-    """`first_ordinal`, `next_ordinal`: None where no block says it. `places`: the first and the last place of a
-    transaction. `gone`: the file is not there any more. `torn_at`: the offset from which nothing behind the forced mark
-    can be read; it is no damage. `unfinished`: offset of a last append of which blocks are missing, or -1."""
+    """Result of the check of one piece.
+
+    `first_ordinal`, `next_ordinal`: None if no block has them. `sources`: the first and the last source position.
+    `file_missing`: the file does not exist any more. `torn_at`: the offset, at or after the durable offset, from which
+    nothing can be read; this is no damage. `times`: append times of the first and the last block.
+    """
 
     piece: Piece
     bytes: int
@@ -367,7 +375,10 @@ class PieceFound(NamedTuple):
 
 
 def check(disk: Disk, log: AuditedLog, piece: Piece, folder: int) -> PieceFound:
-    """Checks `piece`; `folder` is the number of its data folder. Raises nothing but bugs."""
+    """Check a piece; `folder` is the number of its data folder.
+
+    Faults are findings, not exceptions.
+    """
     walk = _Walk(disk, log, piece, folder)
     try:
         walk.run()
@@ -384,7 +395,7 @@ def check(disk: Disk, log: AuditedLog, piece: Piece, folder: int) -> PieceFound:
 
 
 class _Walk:
-    """One check of one piece."""
+    """Check of one piece."""
 
     def __init__(self, disk: Disk, log: AuditedLog, piece: Piece, folder: int) -> None:
         self.disk, self.log, self.piece = disk, log, piece
@@ -457,7 +468,7 @@ class _Walk:
             self.first_ordinal = good.control.first_ordinal
 
     def _stretch(self, position: int, reason: str, end: bool) -> None:
-        """Nothing can be relied on up to `position`; the walk goes on there."""
+        """Record that nothing up to `position` can be read; the check continues there."""
         first, self.offset = self.offset, self.piece.base + position
         self.previous, self.next_ordinal = None, None
         if self.piece.tail and end and first >= self.log.forced:
@@ -518,7 +529,7 @@ class _Walk:
 
 
 def _record_named(segment: Segment, position: int, control: Control) -> str:
-    """Which record of a bad block fails its own checksum; "" if its records do not add up, or all pass."""
+    """Return which record of a damaged block fails its checksum; or why none can be named."""
     data = memoryview(segment.pread(control.size, position))
     try:
         for record in records_of(data):

@@ -1,8 +1,9 @@
-"""Facts side by side: ids that stand twice, messages of transactions that are missing or too many.
+"""Comparison of facts: finds repeated ids, and missing or forbidden transaction messages.
 
-Two records with one id are never right. A producer's id is leased once, a sequence is given once; a repeated send is
-recognised where it lands; messages of a transaction, delayed ones and those of schedules lie elsewhere until they come
-into their partition, once, by the place of their source. So there are no legal repeats within the topics of a broker.
+Two records with one id are always a fault. A producer id is leased once and a sequence is assigned once; the
+partition that receives a repeated send recognizes it; messages of transactions, delayed messages and those of
+schedules are stored elsewhere until they are applied to their partition, once, by their source position. So there
+are no valid repeats within the topics of a broker.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from tfmq.spark.pipelines.audit_check import (
 from tfmq.spark.pipelines.audit_plan import AuditedLog
 
 TOLD_MAX: Final = 1000
-"""Of each kind in one part of the facts; more are counted."""
+"""Listed findings of each kind in one part of the facts; further ones are only counted."""
 
 
 class Standing(NamedTuple):
-    """Of one log: `applied` is the highest place of a transaction that it has."""
+    """State of one log: `applied` is its highest source position."""
 
     applied: Place = FIRST_PLACE
     windows: Sequence[Window] = ()
 
 
 class Known(NamedTuple):
-    """Of one data folder's journal: its id, and the places of which it still knows everything."""
+    """Coverage of one data folder's journal: its id, and the LSN ranges that it still has completely."""
 
     journal_id: int = 0
     spans: Sequence[tuple[int, int]] = ()
 
 
 class Repeat(NamedTuple):
-    """`count` messages from `first_id` on stand in a log, between these offsets, and in another place, too."""
+    """`count` messages from `first_id` on that are stored twice, between these offsets."""
 
     first_id: int
     count: int  # type: ignore[assignment]  # hides tuple.count
@@ -62,7 +63,7 @@ class Repeat(NamedTuple):
 
 
 class Lack(NamedTuple):
-    """A partition lacks `missing` of the messages that the decision at `place` brings it, the first is `first_id`."""
+    """Messages of the decision at LSN `place` that a partition lacks; `first_id` is the first one."""
 
     log: int
     place: int
@@ -72,7 +73,7 @@ class Lack(NamedTuple):
 
 
 class Excess(NamedTuple):
-    """A partition has messages of a transaction that was not committed."""
+    """Messages in a partition whose transaction was not committed."""
 
     log: int
     epoch: int
@@ -82,7 +83,7 @@ class Excess(NamedTuple):
 
 
 class Stray(NamedTuple):
-    """An append under a place at which the journal has no decision."""
+    """An append with an LSN at which the journal has no decision."""
 
     log: int
     place: int
@@ -91,7 +92,10 @@ class Stray(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What is wrong with the facts of one part; `pending` messages are committed, and on their way."""
+    """Faults in one part of the facts.
+
+    `pending`: messages that are committed and not applied yet.
+    """
 
     repeats: list[Repeat]
     lacks: list[Lack]
@@ -102,7 +106,7 @@ class Verdict(NamedTuple):
 
 
 def judge(facts: Facts, standings: Mapping[int, Standing], known: Mapping[int, Known]) -> Verdict:
-    """Judges one part of the facts, of whatever folders: `standings` by number of the log, `known` by folder."""
+    """Compare one part of the facts. `applied_states` by log number, `coverage` by folder number."""
     repeats: list[Repeat] = []
     lacks: list[Lack] = []
     excesses: list[Excess] = []
@@ -124,7 +128,7 @@ def judge(facts: Facts, standings: Mapping[int, Standing], known: Mapping[int, K
 
 
 def repeats_of(runs: Facts) -> Iterator[Repeat]:
-    """Every run that begins before an earlier one, in the order of ids, has ended."""
+    """Yield each run that begins, in the order of ids, before an earlier one has ended."""
     if runs.rows < 2:
         return
     runs = runs.where(np.lexsort((runs.offset, runs.log, runs.key)))
@@ -140,7 +144,7 @@ def repeats_of(runs: Facts) -> Iterator[Repeat]:
 
 
 def lacks_of(runs: Facts, wanted: Facts, standings: Mapping[int, Standing]) -> tuple[list[Lack], int]:
-    """What committed transactions bring and their partitions lack; how many messages are only on their way."""
+    """Return missing messages of committed transactions, and how many are only not applied yet."""
     found: list[Lack] = []
     late = 0
     for log in np.unique(wanted.log):
@@ -158,7 +162,7 @@ def lacks_of(runs: Facts, wanted: Facts, standings: Mapping[int, Standing]) -> t
 
 
 def excesses_of(runs: Facts, forbidden: Facts) -> Iterator[Excess]:
-    """What stands in a partition and was not committed."""
+    """Yield messages in partitions that were not committed."""
     for log in np.unique(forbidden.log):
         here = forbidden.where(forbidden.log == log)
         covered = _covered(runs.where(runs.log == log), here)
@@ -169,7 +173,10 @@ def excesses_of(runs: Facts, forbidden: Facts) -> Iterator[Excess]:
 
 
 def strays_of(appends: Facts, decisions: Facts, known: Known) -> Iterator[Stray]:
-    """Appends under places that are no decisions, as far as the journal knows. Behind its end there is none."""
+    """Yield appends without a decision at their LSN, within what the journal covers.
+
+    There is no decision at or after the end of the journal.
+    """
     if not known.spans or not appends.rows:
         return
     mine = appends.where(
@@ -183,7 +190,7 @@ def strays_of(appends: Facts, decisions: Facts, known: Known) -> Iterator[Stray]
 
 
 def _covered(runs: Facts, asked: Facts) -> Array:
-    """For each row of `asked` how many of its ids are in `runs`, repeats once."""
+    """Return, for each row of `asked`, how many of its ids are in `runs`; repeats count once."""
     if not runs.rows:
         return np.zeros(asked.rows, np.uint64)
     order = np.argsort(runs.key, kind="stable")
@@ -197,7 +204,10 @@ def _covered(runs: Facts, asked: Facts) -> Array:
 
 
 def _below(starts: Array, ends: Array, before: Array, ids: Array) -> Array:
-    """How many ids below each of `ids` the spans have; `before`: how many all spans before each have."""
+    """Return, for each of `ids`, how many smaller ids the spans have.
+
+    `before`: the number of ids in all spans before each span.
+    """
     at = np.searchsorted(starts, ids, side="right")
     last = np.maximum(at, 1) - 1
     inside = np.minimum(ids, ends[last]) - np.minimum(starts[last], ids)
@@ -205,13 +215,14 @@ def _below(starts: Array, ends: Array, before: Array, ids: Array) -> Array:
     return found
 
 
-# Where exactly the messages of a repeat stand: what a run says of their place is only about where to look.
-
 READ_BYTES: Final = 1 << 20
 
 
 def located(disk: Disk, logs: list[AuditedLog], repeat: Repeat) -> Repeat:
-    """The same with the offsets of its first and behind its last message; as it was where the files say nothing."""
+    """Return `repeat` with the exact offsets of its messages, read from the files.
+
+    If the files do not have them, the offsets stay those of the runs.
+    """
     ids = repeat.first_id, repeat.first_id + repeat.count
     here = _between(disk, logs[repeat.log], repeat.offset, repeat.next, *ids)
     there = _between(disk, logs[repeat.other_log], repeat.other_offset, repeat.other_next, *ids)
@@ -221,7 +232,10 @@ def located(disk: Disk, logs: list[AuditedLog], repeat: Repeat) -> Repeat:
 def _between(
     disk: Disk, log: AuditedLog, offset: int, next: int, first_id: int, end_id: int
 ) -> tuple[int, int]:
-    """Offsets around the records with these ids, of which none lies outside `offset` to `next`."""
+    """Return the offset of the first, and after the last, record with these ids.
+
+    Only offsets from `offset` to `next` are searched.
+    """
     segment = max((each for each in log.segments if each.base <= offset), default=None)
     if segment is None:
         return offset, next
@@ -238,7 +252,7 @@ def _between(
 
 
 def _headers(file: File, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(position, size, id, flag) of every record from `position` on, control records too."""
+    """Yield (position, size, id, flag) of every record from `position` on, including block trailers."""
     data, start = b"", position
     while position + HEADER_SIZE <= end:
         if position + HEADER_SIZE > start + len(data):

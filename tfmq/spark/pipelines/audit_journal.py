@@ -1,7 +1,7 @@
-"""What the transaction journal of a data folder says, for a comparison with what its partitions have.
+"""Facts in the transaction journal of a data folder, to be compared with its partitions.
 
-A file is read apart from the others, so each is one task's; `expected` folds what all say into facts. The journal
-drops files as their transactions are over, so it speaks only of those that it still has.
+Each file is read independently in a task; `expected_facts` combines the contents. The journal deletes files when
+all of their transactions are complete, so the facts are only about the files that still exist.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ from tfmq.transaction.journal_records import (
 )
 
 TRIES: Final = 3
-"""A broker that runs removes files while they are listed."""
+"""Attempts: a running broker removes files while they are listed."""
 NUMBER_UNKNOWN: Final = 1 << 62
-"""Of a message: earlier ones of its decision were in a file that is gone, or their order is not known."""
+"""Stands for a number that is unknown, for example because a file was deleted."""
 
 
 class JournalFilePlan(NamedTuple):
-    """One file: its `number`, and where it begins and ends in the space of places. `sure`: what lies before this place
-    was forced."""
+    """One file: its number and its first and end LSN. What is before LSN `durable_end` is durable."""
 
     data: str
     number: int
@@ -52,7 +51,7 @@ class JournalFilePlan(NamedTuple):
 
 
 class JournalPlan(NamedTuple):
-    """`journal_id` 0: there is none that can be read."""
+    """Files of one journal. `journal_id` 0: there is no readable journal."""
 
     data: str
     journal_id: int
@@ -61,7 +60,7 @@ class JournalPlan(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A piece of a transaction: `place` of its entry, or of that of which it is a copy; `copied`: it is one."""
+    """Messages of a transaction. `place`: LSN of the entry, or of the one of which it is a copy."""
 
     place: int
     epoch: int
@@ -72,8 +71,11 @@ class Message(NamedTuple):
 
 
 class JournalFound(NamedTuple):
-    """`decisions`: (place, epochs) of each commit, `rolled`: epochs that came to nothing; `spans`: places that were
-    read without a gap. `totals`: (epoch, how many messages it has), as its prepare or its commit says."""
+    """Contents of one file.
+
+    `decisions`: (LSN, epochs) of each commit; `rolled_back`: epochs that were rolled back; `spans`: LSN ranges
+    read without a gap; `totals`: (epoch, number of its messages), from its prepare or commit.
+    """
 
     messages: list[Message]
     decisions: list[tuple[int, tuple[int, ...]]]
@@ -84,8 +86,10 @@ class JournalFound(NamedTuple):
 
 
 def plan_journal(disk: Disk, data: str) -> JournalPlan:
-    """The files of the journal in a data folder. Read it after the partitions: then whatever they have was decided
-    before. Raises OSError."""
+    """Plan the files of the journal in a data folder. Raises OSError.
+
+    Call this after the partitions are read: then all that they have was decided before.
+    """
     folder = filenames.join(data, filenames.TRANSACTIONS_FOLDER)
     if not is_journal(disk, folder):
         return JournalPlan(data, 0, [], [])
@@ -136,7 +140,7 @@ def _finding(data: str, file: str, first: int, next: int, text: str) -> Finding:
 
 
 def read_file(disk: Disk, plan: JournalFilePlan) -> JournalFound:
-    """All entries of one file; one that is gone meanwhile has none."""
+    """Read all entries of one file; empty if the file was deleted meanwhile."""
     found = JournalFound([], [], [], [], [], [])
     name = filenames.journal_name(plan.number)
     path = filenames.join(filenames.join(plan.data, filenames.TRANSACTIONS_FOLDER), name)
@@ -164,6 +168,7 @@ def read_file(disk: Disk, plan: JournalFilePlan) -> JournalFound:
 
 
 def _take(entry: Entry, found: JournalFound) -> None:
+    """Add one entry to `found`."""
     content = entry.content
     if isinstance(content, AppendMsg):
         first_id = make_id(content.producer_id, content.sequence)
@@ -189,7 +194,7 @@ def _take(entry: Entry, found: JournalFound) -> None:
 
 
 def spans_of(found: Sequence[JournalFound]) -> list[tuple[int, int]]:
-    """The places of which the journal still knows everything, joined where files touch."""
+    """Return the LSN ranges that the journal still covers, joined where files are adjacent."""
     joined_spans: list[tuple[int, int]] = []
     for first, next in sorted(span for each in found for span in each.spans):
         if joined_spans and first <= joined_spans[-1][1] + HEAD_SIZE:
@@ -200,8 +205,11 @@ def spans_of(found: Sequence[JournalFound]) -> list[tuple[int, int]]:
 
 
 def expected(plan: JournalPlan, found: Sequence[JournalFound], folder: int, logs: Mapping[int, int]) -> Facts:
-    """What the partitions must have, must not have, and which places are decisions. `folder`: its number, `logs`: log
-    id -> number in the plan; messages for other logs are left out, since their topics are gone."""
+    """Return facts: messages that partitions must have, or must not have, and the decisions.
+
+    `folder`: its number; `logs`: log id -> number in the plan. Messages for other logs are left out, because their
+    topics were deleted.
+    """
     spans = spans_of(found)
     known_from = spans[-1][0] if spans else 0
     decisions = sorted(decision for each in found for decision in each.decisions)
@@ -220,7 +228,7 @@ def expected(plan: JournalPlan, found: Sequence[JournalFound], folder: int, logs
 def _numbered(
     found: Sequence[JournalFound], of_epoch: Mapping[int, tuple[int, int]]
 ) -> Iterator[tuple[Message, int]]:
-    """Every message once, with the number of its last record in its decision: 1 is the first."""
+    """Yield every message once, with the number of its last record in its decision, from 1 on."""
     once: dict[tuple[int, int], Message] = {}
     for message in (message for each in found for message in each.messages):
         known = once.get((message.epoch, message.first_id))
@@ -240,8 +248,11 @@ def _numbered(
 def _unnumbered(
     found: Sequence[JournalFound], messages: Iterable[Message], of_epoch: Mapping[int, tuple[int, int]]
 ) -> set[int]:
-    """Places of decisions whose messages cannot be numbered. A broker removes the files with the first of them while
-    the rest is still being applied, and of copies of copies the order is not known."""
+    """Return the LSNs of decisions whose messages cannot be numbered.
+
+    A broker deletes the files with the first messages while the rest is still being applied; and the order of
+    copies of copies is unknown.
+    """
     has: dict[int, int] = {}
     copied = set()
     for message in messages:
@@ -262,6 +273,7 @@ def _by_log(
     rolled: set[int],
     known_from: int,
 ) -> dict[int, list[list[int]]]:
+    """Return the rows of facts by log id."""
     rows: dict[int, list[list[int]]] = {}
     for message, number in messages:
         epoch = message.epoch

@@ -1,7 +1,8 @@
-"""What is to be audited: the logs of data folders, their segments, and these cut into pieces of about one size.
+"""Plan of an audit: the logs of data folders, with their segments split into pieces; and Finding.
 
-Only names, sizes, marks and indexes are read here; a piece begins and ends where a control record says that a block
-does, so pieces can be checked apart, in any order, on any machine that has the folder.
+Only names, sizes, checkpoints, indexes and the catalog are read here. A piece begins and ends at a block boundary
+confirmed by a block trailer, so pieces can be checked independently, in any order, on any machine that has the
+folder.
 """
 
 from __future__ import annotations
@@ -26,19 +27,22 @@ from tfmq.broker.catalog_state import OPEN, Register, TopicRow
 from tfmq.errors import BadRequest
 
 PIECE_BYTES: Final = 64 << 20
-"""About so much is one task's: a quarter of a second's work, so that cores end together."""
+"""Target size of a task: 1/4 s of work, so that all cores end at about the same time."""
 
 TRIES: Final = 3
-"""A broker that runs removes files while they are listed."""
+"""Attempts: a running broker removes files while they are listed."""
 
 ARRIVALS_FOLDER: Final = "delay/arrivals"
 CATALOG_FOLDER: Final = "meta"
 OWN_LOGS: Final = ((CATALOG_FOLDER, ".catalog"), (ARRIVALS_FOLDER, ".arrivals"))
-"""Logs of the broker itself: (folder in the data folder, ending of their segments)."""
+"""Logs of the broker itself: (folder in the data folder, suffix of their segments)."""
 
 
 class AuditedSegment(NamedTuple):
-    """`whole`: what its index, while it can be read, says of its size; None: it does not tell."""
+    """One segment file.
+
+    `indexed_size`: its size as of its index, None if the index does not have it.
+    """
 
     base: int
     size: int
@@ -46,13 +50,15 @@ class AuditedSegment(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset behind it."""
+        """The offset after the segment."""
         return self.base + self.size
 
 
 class AuditedLog(NamedTuple):
-    """One log: `folder` below `data`; `partition` -1 for the broker's own. `marks` None: there are none, or they are
-    damaged. `log_id` None: nothing says it."""
+    """One log, in `folder` of `data`; `partition` -1 for the broker's own logs.
+
+    `checkpoint` None: its file is missing or damaged. `log_id` None: unknown.
+    """
 
     number: int
     data: str
@@ -67,26 +73,26 @@ class AuditedLog(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Of its folder."""
+        """Path of its folder."""
         return filenames.join(self.data, self.folder)
 
     @property
     def forced(self) -> int:
-        """What lies behind this offset may be torn, or cut off by the next start."""
+        """The durable offset. Bytes after it may be torn, or truncated by the next start."""
         return self.marks.forced if self.marks is not None else 0
 
     def file(self, base: int) -> str:
-        """The name of a segment."""
+        """Return the file name of a segment."""
         return filenames.segment_name(base, self.suffix)
 
     def finding(self, kind: str, base: int | None, first: int, next: int, text: str) -> Finding:
-        """Something that is wrong with it, in the segment that begins at `base`."""
+        """Return a finding in this log, in the segment at `base`."""
         segment = "" if base is None else self.file(base)
         return Finding(kind, self.data, self.topic, self.partition, segment, first, next, text)
 
 
 class Piece(NamedTuple):
-    """Positions `start <= x < end` of a segment, whole blocks; `tail`: nothing of the log follows it."""
+    """Positions `start <= x < end` of a segment, whole blocks; `is_last`: it is the last one of the log."""
 
     log: int
     base: int
@@ -96,12 +102,15 @@ class Piece(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self.end - self.start
 
 
 class Plan(NamedTuple):
-    """`logs` by their number; `pieces` in the order of logs and offsets; `findings` of what cannot be read."""
+    """Plan of an audit: `logs` by their number, `pieces` in the order of logs and offsets.
+
+    `findings` are about what cannot be read.
+    """
 
     logs: list[AuditedLog]
     pieces: list[Piece]
@@ -109,7 +118,7 @@ class Plan(NamedTuple):
 
 
 def check_folders(disk: Disk, folders: Sequence[str]) -> None:
-    """Raises BadRequest for one that is no data folder, OSError."""
+    """Check that these are data folders. Raises BadRequest, OSError."""
     for data in folders:
         if not disk.exists(data) or not disk.is_folder(data):
             raise BadRequest(f"{data} is not a folder; name the data folder of a broker (its --data).")
@@ -122,7 +131,7 @@ def _no_partition(data: str) -> BadRequest:
 
 
 def plan(disk: Disk, folders: Sequence[str], piece_bytes: int = PIECE_BYTES) -> Plan:
-    """Everything in these data folders. Raises BadRequest for one that is none, OSError."""
+    """Plan the audit of these data folders. Raises BadRequest (no data folder), OSError."""
     made = Plan([], [], [])
     folders = [data.rstrip("/") or "/" for data in folders]
     check_folders(disk, folders)
@@ -136,7 +145,10 @@ def plan(disk: Disk, folders: Sequence[str], piece_bytes: int = PIECE_BYTES) -> 
 
 
 def _add(disk: Disk, data: str, child: str, suffix: str, made: Plan, piece_bytes: int) -> None:
-    """One folder, unless its topic is deleted meanwhile; again where retention takes a file that was just listed."""
+    """Add one folder to the plan, unless its topic is deleted meanwhile.
+
+    Tries again if retention deletes a file that was just listed.
+    """
     findings = len(made.findings)
     for tried in range(TRIES):
         try:
@@ -162,11 +174,13 @@ def _log_folders(disk: Disk, data: str) -> list[tuple[str, str]]:
 
 
 def _log(disk: Disk, data: str, folder: str, suffix: str, made: Plan) -> AuditedLog:
-    """One folder. Its marks first, since a broker may be writing: what they say is in the segments that come then."""
+    """Return the log in one folder."""
     path = filenames.join(data, folder)
     parsed = filenames.parse_partition_folder(folder) or (folder, -1)
     log = AuditedLog(len(made.logs), data, folder, *parsed, suffix, None, None, ())
     try:
+        # The checkpoint is read before the segments are listed: a running broker has what it names in the segments by
+        # then.
         log_id, marks = _marks(disk, path)
     except (Corrupt, NewerFormat) as error:
         log_id = marks = None
@@ -174,7 +188,7 @@ def _log(disk: Disk, data: str, folder: str, suffix: str, made: Plan) -> Audited
         made.findings.append(log.finding(MARK, None, 0, 0, f"{filenames.mark_name()}: {error}"))
     bases = _bases(disk, path, suffix)
     if marks is None and bases and not log.mark_damaged:
-        with suppress(Corrupt, NewerFormat):  # the topic was made between the two looks
+        with suppress(Corrupt, NewerFormat):  # the topic was created between the two reads
             log_id, marks = _marks(disk, path)
     if marks is not None and bases and marks.first < bases[0]:
         marks = marks._replace(first=first_now(disk, log, marks.first))
@@ -200,7 +214,10 @@ def _bases(disk: Disk, path: str, suffix: str) -> list[int]:
 
 
 def first_now(disk: Disk, log: AuditedLog, first: int) -> int:
-    """Where a log begins by now, since retention goes on while it is audited; `first` where its mark cannot be read."""
+    """Return the current first offset of a log, which retention may have moved meanwhile.
+
+    Returns `first` if the checkpoint cannot be read.
+    """
     try:
         marks = _marks(disk, log.path)[1]
     except (Corrupt, NewerFormat, OSError):
@@ -209,7 +226,10 @@ def first_now(disk: Disk, log: AuditedLog, first: int) -> int:
 
 
 def _marks(disk: Disk, path: str) -> tuple[int | None, Marks | None]:
-    """(log id, marks) of a folder that need not say whose it is. Raises Corrupt, NewerFormat."""
+    """Return (log id, checkpoint) of a folder whose log id is not known.
+
+    Raises Corrupt, NewerFormat.
+    """
     place = filenames.join(path, filenames.mark_name())
     found = Slots(disk, place).read()
     if found is None:
@@ -225,7 +245,7 @@ def _segment(disk: Disk, path: str, base: int, log_id: int | None, suffix: str) 
     size = disk.size(filenames.join(path, filenames.segment_name(base, suffix)))
     if log_id is None:
         return AuditedSegment(base, size, None)
-    # An index is only asked how much there was: with room for a whole segment, however short the file is now.
+    # With the limit of a whole segment, because the file may be shorter now than its index says.
     index = Index.load(disk, filenames.join(path, filenames.index_name(base)), base, log_id, 1 << 40)
     return AuditedSegment(base, size, index.end if len(index) else None)
 
@@ -242,7 +262,7 @@ def _pieces(disk: Disk, log: AuditedLog, piece_bytes: int) -> list[Piece]:
 
 
 def _cuts(disk: Disk, log: AuditedLog, segment: AuditedSegment, piece_bytes: int) -> list[int]:
-    """Positions inside a segment where a block ends, about `piece_bytes` apart, each proven by its control record."""
+    """Return positions of block ends, about `piece_bytes` apart, each confirmed by a block trailer."""
     if log.log_id is None or segment.size < 2 * piece_bytes:
         return []
     path = filenames.join(log.path, filenames.index_name(segment.base))
@@ -271,15 +291,16 @@ def _ends_block(data: bytes, log_id: int, segment: AuditedSegment, position: int
         return False
 
 
-# The topics that a data folder's catalog knows, and the partitions whose folders are not there.
-
 CATALOG_LOG_ID: Final = 1 << 24
 CATALOG_SUFFIX: Final = ".catalog"
 
 
 def topics_of(disk: Disk, data: str) -> list[TopicRow]:
-    """The topics that are all there, by the newest snapshot of the catalog and what follows it; [] where it is damaged
-    or missing, which the audit of its own log tells. Ask before the folders are listed: later topics are not meant."""
+    """Return the open topics of a data folder's catalog; [] if it is damaged or missing.
+
+    The audit of the catalog's own log reports damage. Call this before the folders are listed, so that topics
+    created later are left out.
+    """
     folder = filenames.join(data, CATALOG_FOLDER)
     register = Register()
     try:
@@ -306,7 +327,10 @@ def _blocks(disk: Disk, folder: str, offset: int) -> Iterator[Block]:
 
 
 def missing_folders(data: str, topics: list[TopicRow], logs: list[AuditedLog]) -> list[Finding]:
-    """Partitions of these topics without a folder of their own among `logs`, those of the data folder `data`."""
+    """Return findings for partitions of `topics` without a folder of their own.
+
+    `logs`: all logs of the data folder `data`.
+    """
     there = {(log.topic, log.partition): log for log in logs}
     findings = []
     for topic in topics:
@@ -323,8 +347,6 @@ def missing_folders(data: str, topics: list[TopicRow], logs: list[AuditedLog]) -
             findings.append(Finding(FOLDER, data, topic.name, partition, "", 0, 0, text))
     return findings
 
-
-# What an audit can find, in words, and what to do about each.
 
 BLOCK = "damaged block"
 CUT = "cut file"
@@ -363,12 +385,15 @@ ADVICE: Final = {
     NO_DECISION: "the journal may be of another time than the partitions: put both back from one backup",
     JOURNAL: "stop the broker and run `tfmq log verify DATA`, then `tfmq log repair DATA`",
 }
-"""Kind of a finding -> what to do."""
+"""Kind of a finding -> what to do about it."""
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong. `first <= x < next` are offsets of the partition (places, of the transaction journal);
-    `data`: the data folder; `segment`: the file's name, "" where it is about the whole folder."""
+    """One fault that the audit found.
+
+    `first <= x < next` are offsets of the partition (LSNs in the transaction journal). `data`: the data folder;
+    `segment`: the file's name, "" if the finding is about the whole folder.
+    """
 
     kind: str
     data: str
@@ -381,9 +406,9 @@ class Finding(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What to do."""
+        """What to do about it."""
         return ADVICE[self.kind]
 
     def row(self) -> dict[str, Any]:
-        """As a table and JSON have it."""
+        """Return the finding as a JSON object or table row."""
         return {**self._asdict(), "do": self.advice}

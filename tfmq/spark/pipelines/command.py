@@ -1,7 +1,7 @@
-"""What the command lines of all pipelines share: options, the Spark session, errors as sentences, exit codes.
+"""Common parts of the pipelines' command lines: options, Spark session, errors, exit codes.
 
-Exit codes are those of `tfmq`: 0 done, 1 not done (the sentence says why), 2 wrong usage, 3 no broker reached, 4
-damage found.
+Exit codes are those of `tfmq`: 0 success, 1 failure (with a sentence on standard error), 2 wrong usage, 3 broker
+not reachable, 4 damage found.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of a pipeline: what the user asked of output and Spark."""
+    """One run of a pipeline: its output and Spark options."""
 
     name: str
     output: Output
@@ -51,7 +51,7 @@ class Job:
 
     @contextmanager
     def spark(self) -> Iterator[SparkSession]:
-        """The session that is there already (a notebook, spark-submit), else one of its own, stopped at the end.
+        """Use the active session (a notebook, spark-submit), else start one and stop it at the end.
 
         Raises NotSupported (no Java), BadRequest (a master that Spark does not know).
         """
@@ -71,18 +71,21 @@ class Job:
 
     @contextmanager
     def progress(self, text: str, total_bytes: int | None) -> Iterator[Progress]:
-        """Rows, bytes, rate and rest on standard error while the block runs; silent with --quiet or --json."""
+        """Show rows, bytes, rate and remaining time on standard error while the block runs.
+
+        Silent with --quiet or --json.
+        """
         with shown(self.output, text, total_bytes) as progress:
             yield progress
 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """Ctrl-C in the block is one KeyboardInterrupt, with nothing on standard error. The block starts a Spark, and then
-    calls what it gets.
+    """Turn Ctrl-C in the block into one KeyboardInterrupt, without output on standard error.
 
-    PySpark would ask Java from within its own handler to cancel what runs, while it waits for an answer of Java's;
-    py4j tells the root logger of that, with tracebacks.
+    Yields a function to call right after the block has started Spark: it restores the handler of SIGINT that was
+    set before. PySpark's own handler would call Java to cancel the running job while a call to Java is in progress;
+    py4j then logs tracebacks to the root logger, which are suppressed here.
     """
     silent = logging.NullHandler()
     logging.getLogger().addHandler(silent)
@@ -103,14 +106,17 @@ def interruptible() -> Iterator[Callable[[], None]]:
 
 
 def was_interrupted(error: BaseException | None) -> bool:
-    """Whether it is a Ctrl-C, or came while one was cleared up after."""
+    """Return whether the error is a KeyboardInterrupt, or was raised while one was handled."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
 
 
 def started(title: str, master: str | None) -> SparkSession:
-    """A session for one run: quiet, on 127.0.0.1 where it is local, with this Python in its workers."""
+    """Start a session for one run: no console output, this Python in workers, local on 127.0.0.1.
+
+    Raises NotSupported (no Java), BadRequest (a master that Spark does not know).
+    """
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -138,7 +144,7 @@ def started(title: str, master: str | None) -> SparkSession:
 
 
 def pipeline_options(name: str) -> Callable[[Function], Function]:
-    """The options that each pipeline has; the command gets them as one argument `job`."""
+    """Add the options that all pipelines have; the command gets them as one argument `job`."""
 
     def decorate(command: Function) -> Function:
         @click.option("--master", metavar="URL", help=f"Spark's master [spark-submit's, else {MASTER}].")
@@ -155,41 +161,42 @@ def pipeline_options(name: str) -> Callable[[Function], Function]:
 
 
 def check_topics(topics: Sequence[str], everything: bool) -> None:
-    """Raises UsageError unless there are either names of topics or --all."""
+    """Check that either topics or --all are given. Raises UsageError."""
     if topics and everything:
-        raise click.UsageError("name the topics, or say --all, not both.")
+        raise click.UsageError("name the topics, or give --all, not both.")
     if not topics and not everything:
-        raise click.UsageError("name the topics, or say --all.")
+        raise click.UsageError("name the topics, or give --all.")
 
 
 def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
-    """Run a pipeline's command line, or that of all where `name` is empty; its exit code. Errors are a sentence on
-    standard error."""
+    """Run the command line of a pipeline, or of all if `name` is empty; return its exit code.
+
+    Errors are printed as a sentence on standard error.
+    """
     code = tfmq_command.run(arguments, command, f"{PROGRAM}.{name}" if name else PROGRAM)
     if code == tfmq_command.INTERRUPTED:
-        click.echo("tfmq: interrupted. Run the same again: it gives what one run would have given.", err=True)
+        click.echo(
+            "tfmq: interrupted. Run the same command again: the result is that of one complete run.", err=True
+        )
     return code
 
 
 def leave(command: click.Command, name: str) -> None:
-    """Run it and leave with its exit code."""
+    """Run the command line and exit with its code."""
     tfmq_command.open_what_is_closed()
     tfmq_command.say_warnings()
     sys.exit(run(command, name))
 
 
-# Which broker, or whose data folder, a pipeline reads: options and what they mean.
-
-
 def address_options(command: Any) -> Any:
-    """--servers, --path, --timeout."""
+    """Add the options --servers, --path and --timeout."""
     for option in (
         click.option(
             "--timeout",
             type=Duration(),
             default=SECONDS,
             show_default=True,
-            help="How long a broker that is away is waited for.",
+            help="How long to wait for a broker that is down.",
         ),
         click.option(
             "--path",
@@ -208,7 +215,7 @@ def address_options(command: Any) -> Any:
 
 
 def address_of(servers: str | None, path: Path | None, timeout: float) -> Address:
-    """Raises BadRequest where both are named."""
+    """Return where to read from. Raises BadRequest if both are given."""
     if path is not None:
         if servers is not None:
             raise BadRequest("Name either --servers or --path, not both.")
@@ -217,18 +224,22 @@ def address_of(servers: str | None, path: Path | None, timeout: float) -> Addres
 
 
 def broker_of(servers: str | None) -> str:
-    """What is meant where none is named; tasks elsewhere have another environment, so it is settled here."""
+    """Return the broker's address: `servers`, else $TFMQ_SERVERS, else the default.
+
+    Resolved on the driver, because the environment of tasks is another one.
+    """
     return servers or os.environ.get("TFMQ_SERVERS") or "127.0.0.1:8367"
 
-
-# How a command line reads sizes in bytes.
 
 UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 SIZE: Final = re.compile(r"(\d+) ?([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
 
 
 def size_bytes(text: str) -> int:
-    """'64M', '64 MiB', '4g', '65536'; units are powers of 1024. Raises ValueError with what to write."""
+    """Parse a size like '64M', '64 MiB', '4g' or '65536'; units are powers of 1024.
+
+    Raises ValueError with an example of valid input.
+    """
     found = SIZE.fullmatch(text.strip())
     if found is None or not int(found[1]):
         raise ValueError(f"{text!r} is no size: write a number above 0 and K, M, G or T, as in 64M")
@@ -236,7 +247,7 @@ def size_bytes(text: str) -> int:
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]
-    """A size in bytes."""
+    """Click parameter type of a size in bytes."""
 
     name = "SIZE"
 

@@ -1,8 +1,9 @@
-"""What an archive says of itself: steps, each begun as a plan and done as a manifest; docs/formats/archive.md.
+"""Plans and manifests of an archive, see docs/formats/archive.md.
 
-Each is one JSON object with a CRC-32 of the rest in `crc`, put in its place whole: written beside it, forced, renamed.
-Manifests are never changed. So whoever reads sees a step or does not, and what is planned is done as planned, however
-often it is begun anew.
+An archive grows in steps. A step is started by a plan and completed by a manifest. Each of them is a JSON file,
+with the CRC-32 of the rest in `crc`, written atomically: to a temporary file, which is fsynced and renamed.
+Manifests never change. So a reader sees a whole step or none of it, and an interrupted step is repeated exactly as
+planned.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from tfmq.spark.pipelines.archive_layout import Piece, make_named, put
 VERSION: Final = 1
 
 NO_ARCHIVE: Final = (
-    "{folder} is no archive of tfmq: {path} is not there. Name the folder that `archive` wrote into."
+    "{folder} is no archive of tfmq: {path} does not exist. Name the folder that `archive` wrote into."
 )
 MISSING: Final = (
-    "The archive {folder} misses {path}, though step {later} is there: it was deleted or not copied. Bring it back"
+    "The archive {folder} misses {path}, though step {later} exists: it was deleted or not copied. Restore it"
     " from a copy."
 )
-DAMAGED: Final = "{path} is damaged: {why}. Bring it back from a copy of the archive."
+DAMAGED: Final = "{path} is damaged: {why}. Restore it from a copy of the archive."
 NOBODYS: Final = (
-    "{path} is in the archive {folder}, and no step that is done has it: {manifest} was deleted or not copied, and its"
-    " messages would come twice. Bring it back from a copy."
+    "{path} is in the archive {folder}, but in no complete step: {manifest} was deleted or not copied, and its"
+    " messages would be archived twice. Restore it from a copy."
 )
 OTHER_VERSION: Final = (
-    "{path} has format version {version}, and this release of tfmq reads {known}: take a newer one."
+    "{path} has format version {version}, and this release of tfmq reads {known}: use a newer release."
 )
 
 
 class Gap(NamedTuple):
-    """Offsets [start, end) of a partition that the broker had no more when they were to be archived."""
+    """Offsets [start, end) of a partition that were deleted in the broker before they were archived."""
 
     partition: int
     incarnation: int
@@ -48,8 +49,8 @@ class Gap(NamedTuple):
 class ArchiveFile(NamedTuple):
     """One Parquet file: the rows of a piece that were appended in one hour.
 
-    `size_bytes` and `crc` are of the whole file. `log_bytes`: of its rows in the log, about. `first_offset`,
-    `last_offset` and `first_ms`, `last_ms` (append times) are those of its first and last row.
+    `size_bytes` and `crc` are of the whole file; `log_bytes` is the approximate size of its rows in the log.
+    `first_offset`, `last_offset` and `first_ms`, `last_ms` (append times) are those of its first and last row.
     """
 
     path: str
@@ -68,7 +69,7 @@ class ArchiveFile(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A step that is begun. `partitions`: how many the topic had; `node`: of which broker, "" where that is unknown."""
+    """A step that is started. `partitions`: the number of them; `node`: the broker's id, or ""."""
 
     step: int
     topic: str
@@ -79,7 +80,10 @@ class Plan(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A step that is done. `ends`: (incarnation, partition) -> where the next step goes on, over all steps so far."""
+    """A completed step.
+
+    `ends`: (incarnation, partition) -> offset at which the next step begins, over all steps so far.
+    """
 
     plan: Plan
     files: tuple[ArchiveFile, ...]
@@ -94,23 +98,20 @@ class Manifest(NamedTuple):
         return sum(each.size_bytes for each in self.files)
 
 
-# One object in a file
-
-
 def packed(body: dict[str, Any]) -> bytes:
-    """The bytes of an object, with its own check."""
+    """Encode an object as JSON with its CRC."""
     return (json.dumps({**body, "crc": _crc(body)}, indent=1) + "\n").encode()
 
 
 def unpacked(path: str, data: bytes) -> dict[str, Any]:
-    """The object in these bytes. Raises Damaged, NotSupported, both naming `path`."""
+    """Decode an object and verify its CRC. Raises Damaged, NotSupported, both naming `path`."""
     try:
         body = json.loads(data)
         crc = body.pop("crc")
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise Damaged(DAMAGED.format(path=path, why="it is no JSON object with a crc")) from None
+        raise Damaged(DAMAGED.format(path=path, why="it is not a JSON object with a crc")) from None
     if crc != _crc(body):
-        raise Damaged(DAMAGED.format(path=path, why="its contents do not fit its crc"))
+        raise Damaged(DAMAGED.format(path=path, why="its crc is wrong"))
     if body.get("version") != VERSION:
         raise NotSupported(OTHER_VERSION.format(path=path, version=body.get("version"), known=VERSION))
     return dict(body)
@@ -160,18 +161,15 @@ def manifest_of(body: dict[str, Any]) -> Manifest:
     )
 
 
-# The folder
-
-
 class ArchiveFolder:
-    """An archive's own files. `id` names it for ever, wherever it is copied to."""
+    """The metadata files of an archive. `id` is permanent, also in copies of the archive."""
 
     def __init__(self, folder: Path, archive_id: str) -> None:
         self.folder, self.id = folder, archive_id
 
     @classmethod
     def opened(cls, folder: Path) -> ArchiveFolder:
-        """Raises BadRequest (no archive is there), Damaged, NotSupported."""
+        """Open an archive. Raises BadRequest (no archive), Damaged, NotSupported."""
         path = folder / archive_layout.ARCHIVE_FILE
         if not path.is_file():
             raise BadRequest(NO_ARCHIVE.format(folder=folder, path=path))
@@ -179,7 +177,10 @@ class ArchiveFolder:
 
     @classmethod
     def made(cls, folder: Path) -> ArchiveFolder:
-        """The archive that is there, or a new one. Raises BadRequest where the folder has other files or takes none."""
+        """Open the archive in `folder`, or create one.
+
+        Raises BadRequest if the folder has other files or is not writable; Damaged, NotSupported.
+        """
         make_named(folder)
         if (folder / archive_layout.ARCHIVE_FILE).is_file():
             return cls.opened(folder)
@@ -194,12 +195,12 @@ class ArchiveFolder:
         return cls.opened(folder)
 
     def topics(self) -> list[str]:
-        """Those with a step that is done."""
+        """Return the topics that have a completed step."""
         house = self.folder / archive_layout.HOUSE
         return sorted(each.name for each in house.iterdir() if each.is_dir() and any(each.glob("*.json")))
 
     def steps(self, topic: str) -> list[int]:
-        """The numbers of all steps that are done, 1, 2, ... Raises Damaged where one is missing."""
+        """Return the numbers of all completed steps: 1, 2, ... Raises Damaged where one is missing."""
         folder = self.folder / archive_layout.house_folder(topic)
         names = [archive_layout.STEP_NAME.fullmatch(each.name) for each in folder.glob("*.json")]
         found = sorted(int(name[1]) for name in names if name is not None)
@@ -210,14 +211,15 @@ class ArchiveFolder:
         return found
 
     def manifest(self, topic: str, step: int) -> Manifest:
-        """Raises Damaged, NotSupported."""
+        """Read the manifest of a completed step. Raises Damaged, NotSupported."""
         path = self.folder / archive_layout.manifest_path(topic, step)
         return manifest_of(unpacked(str(path), path.read_bytes()))
 
     def require_whole(self, topic: str, last: Manifest | None) -> None:
-        """That no step was done behind `last`, whose manifest was lost: files of the time since its first message.
+        """Check that no file belongs to a step after `last`, whose manifest would be missing then.
 
-        Ask where no step is begun. Raises Damaged.
+        Checks the files from the day of the first message of `last` on. Call this only if no step is started.
+        Raises Damaged.
         """
         files = last.files if last is not None else ()
         ends = last.ends if last is not None else {}
@@ -234,20 +236,23 @@ class ArchiveFolder:
                 raise Damaged(NOBODYS.format(path=where, folder=self.folder, manifest=lost))
 
     def begun(self, topic: str, step: int) -> Plan | None:
-        """The plan of a step that is not done, if it is begun. Raises Damaged, NotSupported."""
+        """Return the plan of a step that is started and not completed, or None.
+
+        Raises Damaged, NotSupported.
+        """
         path = self.folder / archive_layout.plan_path(topic, step)
         return plan_of(unpacked(str(path), path.read_bytes())) if path.is_file() else None
 
     def begin(self, plan: Plan) -> None:
-        """On the disk when it returns."""
+        """Write the plan of a step. It is durable on return."""
         put(self.folder / archive_layout.plan_path(plan.topic, plan.step), packed(plan_body(plan)))
 
     def finish(self, manifest: Manifest) -> None:
-        """The step is done, on the disk when it returns; its plan goes."""
+        """Complete a step: write its manifest, durable on return, and delete its plan."""
         topic, step = manifest.plan.topic, manifest.plan.step
         put(self.folder / archive_layout.manifest_path(topic, step), packed(manifest_body(manifest)))
         self.tidy(topic, step)
 
     def tidy(self, topic: str, step: int) -> None:
-        """Without the plan of a step that is done."""
+        """Delete the plan of a completed step."""
         (self.folder / archive_layout.plan_path(topic, step)).unlink(missing_ok=True)

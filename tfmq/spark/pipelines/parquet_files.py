@@ -1,4 +1,9 @@
-"""Reads the files of an archive, each proven by its size and checksum before a row of it is used."""
+"""Reader and writer of an archive's Parquet files.
+
+Files are read after their size and checksum are verified. A part of a partition is written as one file per hour of
+append time, in offset order. Append times never decrease in a partition, so one file is open at a time. Row groups
+depend on the rows only, so the same rows give the same bytes, however they are read; one row group is in memory.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +27,17 @@ from tfmq.spark.pipelines.manifest import ArchiveFile
 READ_BYTES: Final = 1 << 20
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 8 << 20
-"""A batch of large rows has fewer of them."""
+"""A batch of large rows has fewer rows."""
 
-MISSING: Final = (
-    "The archive {folder} misses {path}: it was deleted or not copied. Bring it back from a copy."
-)
-DAMAGED: Final = "{path} in the archive {folder} is damaged: {why}. Bring it back from a copy."
+MISSING: Final = "The archive {folder} misses {path}: it was deleted or not copied. Restore it from a copy."
+DAMAGED: Final = "{path} in the archive {folder} is damaged: {why}. Restore it from a copy."
 
 
 def prove(folder: Path, file: ArchiveFile) -> None:
-    """Raises Damaged, naming the file, where it is not there or not as it was written."""
+    """Verify the size and the checksum of a file.
+
+    Raises Damaged, with the file's name, if it is missing or changed.
+    """
     crc = size = 0
     try:
         with (folder / file.path).open("rb") as opened:
@@ -40,15 +46,15 @@ def prove(folder: Path, file: ArchiveFile) -> None:
     except FileNotFoundError:
         raise Damaged(MISSING.format(folder=folder, path=file.path)) from None
     if size != file.size_bytes:
-        why = f"it has {size:,} bytes, and was written with {file.size_bytes:,}"
+        why = f"it has {size:,} bytes, instead of {file.size_bytes:,}"
         raise Damaged(DAMAGED.format(folder=folder, path=file.path, why=why))
     if crc != file.crc:
-        why = "its bytes do not fit the checksum that they were written with"
+        why = "its checksum is wrong"
         raise Damaged(DAMAGED.format(folder=folder, path=file.path, why=why))
 
 
 def batches_of(folder: Path, file: ArchiveFile) -> Iterator[pa.RecordBatch]:
-    """All its rows, in order, with COLUMNS, after it is proven."""
+    """Verify a file, and yield its rows in order, with COLUMNS. Raises Damaged."""
     prove(folder, file)
     rows = BATCH_ROWS
     if file.rows:
@@ -58,24 +64,19 @@ def batches_of(folder: Path, file: ArchiveFile) -> Iterator[pa.RecordBatch]:
             yield batch.cast(COLUMNS)
 
 
-# Writes a piece of a partition as Parquet, one file an hour of append time, in offset order.
-#
-# Append times never go back in a partition, so one file is open at a time. Row groups are cut by the rows alone, so the
-# same rows give the same bytes, whoever reads them how; memory holds one row group.
-
 COLUMNS: Final = project(["partition", "offset", "timestamp", "id", "key", "tag", "attributes", "value"])
-"""Of a file. The topic, the date and the hour are in its path."""
+"""Columns of a file. The topic, the date and the hour are in its path."""
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "none")
 GROUP_ROWS: Final = 1 << 20
 GROUP_BYTES: Final = 16 << 20
-"""A row group ends behind the row that reaches one of them: what a reader and a writer hold in memory."""
+"""A row group ends after the row that reaches one of these limits; it is held in memory."""
 ROW_BYTES: Final = 48
-"""Of a row besides its binary columns, about; so that empty messages count, too."""
+"""Approximate size of a row without its binary columns, so that empty messages count, too."""
 HOUR_US: Final = HOUR_MS * 1000
 
 
 class CheckedFile:
-    """A file that knows the CRC-32 of all that was written into it."""
+    """Writable file that computes the CRC-32 and the size of what is written."""
 
     closed = False
 
@@ -105,7 +106,7 @@ class CheckedFile:
         return False
 
     def close(self, forced: bool = True) -> None:
-        """With all of it on the disk, where that is wanted."""
+        """Close the file, after an fsync unless `fsync` is false. Calling it twice is harmless."""
         if not self.closed:
             self.closed = True
             if forced:
@@ -115,7 +116,7 @@ class CheckedFile:
 
 
 class HourFile:
-    """The file of one hour while it is written; nobody sees it before `finish`."""
+    """The Parquet file of one hour while it is written; it gets its final name in `finish`."""
 
     def __init__(self, folder: Path, topic: str, hour: int, piece: Piece, compression: str) -> None:
         self._folder, self._piece = folder, piece
@@ -138,7 +139,7 @@ class HourFile:
         self._last = (0, 0)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Rows behind those before, all of this hour."""
+        """Append rows, all of this hour and after the rows added before."""
         sizes = row_sizes(batch)
         self._note(batch, int(sizes.sum()))
         while batch.num_rows:
@@ -166,8 +167,8 @@ class HourFile:
         self._held, self._held_rows, self._held_bytes = [], 0, 0
 
     def finish(self) -> ArchiveFile:
-        """In its place, on the disk."""
-        assert self._first is not None, "a file without rows is never begun"
+        """Close the file, fsync it and give it its final name."""
+        assert self._first is not None, "a file without rows is never created"
         self._write_group()
         self._writer.close()
         self._file.close()
@@ -190,15 +191,15 @@ class HourFile:
         )
 
     def abandon(self) -> None:
-        """Without a trace."""
-        with suppress(OSError):  # a full disk; the file goes anyway
+        """Close and delete the file."""
+        with suppress(OSError):  # a full disk; the file is deleted anyway
             self._writer.close()
         self._file.close(forced=False)
         self._beside.unlink(missing_ok=True)
 
 
 def row_sizes(batch: pa.RecordBatch) -> Any:
-    """Bytes of each row, about those that it has in the log."""
+    """Return the approximate bytes of each row in the log."""
     sizes = np.full(batch.num_rows, ROW_BYTES, dtype=np.int64)
     for name in ("value", "attributes"):
         column = batch.column(name)
@@ -208,7 +209,7 @@ def row_sizes(batch: pa.RecordBatch) -> Any:
 
 
 def by_hour(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(hour since 1970, its rows), in order. Times never go back."""
+    """Yield (hour since 1970, its rows), in order. Append times never decrease."""
     hours = batch.column("timestamp").cast(pa.int64()).to_numpy() // HOUR_US
     starts = [0, *(np.flatnonzero(np.diff(hours)) + 1).tolist(), len(hours)]
     for start, end in pairwise(starts):
@@ -218,9 +219,9 @@ def by_hour(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
 def written(
     folder: Path, topic: str, piece: Piece, batches: Iterable[pa.RecordBatch], compression: str
 ) -> list[ArchiveFile]:
-    """The files of a piece, each in its place. `batches`: its rows in order of offsets, with COLUMNS.
+    """Write the files of a piece. `batches`: its rows in offset order, with COLUMNS.
 
-    An error leaves nothing that is not whole; what is whole stays, and is made again, the same, by the next try.
+    An error leaves only complete files; the next attempt writes identical ones again.
     """
     done: list[ArchiveFile] = []
     current: tuple[int, HourFile] | None = None

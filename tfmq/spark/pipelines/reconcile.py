@@ -1,8 +1,8 @@
-"""reconcile: what was produced, what each group has consumed of it, and what lies in its dead letters.
+"""Reconcile pipeline: messages produced, consumed by each group, and stored as dead letters.
 
     python -m tfmq.spark.pipelines.reconcile --servers broker:8367 --dead-letters /var/lib/billing/dead.db
 
-docs/pipelines.md says what adds up and what does not.
+docs/pipelines.md describes what is compared.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from tfmq.spark.pipelines.command import Job, broker_of, leave, pipeline_options
 from tfmq.spark.pipelines.spark_jobs import Done, SparkTasks
 from tfmq.spark.ranges import PartitionLog, Range
 
-# Whether the messages that dead letters speak of are the ones that stand there: Spark reads partition by partition.
-
 LETTERS_AT_ONCE: Final = 500
 COLUMNS: Final = project(("offset", "id"))
 
 
 class Claim(NamedTuple):
-    """A letter says that the message `id` stands at `offset`; `group` and `letter` are its own, `resent`: it was sent
-    there again."""
+    """A dead letter's statement that message `id` is at `offset`.
+
+    `group` and `letter` are its own; `resent`: it was redriven to that offset.
+    """
 
     offset: int
     id: int
@@ -56,7 +56,7 @@ class Claim(NamedTuple):
 
 
 class Inquiry(NamedTuple):
-    """One task's: claims about one partition, by rising offsets."""
+    """Claims about one partition, in the order of offsets, which one task checks."""
 
     address: Address
     log: PartitionLog
@@ -64,7 +64,7 @@ class Inquiry(NamedTuple):
 
 
 def inquiries(address: Address, logs: Iterable[PartitionLog], kept: Sequence[Kept]) -> list[Inquiry]:
-    """What is to be asked about these letters; of partitions that are gone, nothing."""
+    """Return the checks for these letters. Letters of deleted partitions are left out."""
     known = {(log.topic, log.incarnation, log.partition): log for log in logs}
     claims: dict[PartitionLog, list[Claim]] = {}
     for letter in kept:
@@ -85,7 +85,10 @@ def inquiries(address: Address, logs: Iterable[PartitionLog], kept: Sequence[Kep
 
 
 def inquire(inquiry: Inquiry) -> Done[list[Fault]]:
-    """The claims that do not hold. What retention took proves nothing."""
+    """Check claims by reading their messages; return the wrong ones. Runs in a task.
+
+    Messages deleted by retention are not counted as wrong.
+    """
     faults: list[Fault] = []
     log = inquiry.log
     size = 0
@@ -100,7 +103,10 @@ def inquire(inquiry: Inquiry) -> Done[list[Fault]]:
 
 
 def _id_at(logs: Logs, decoder: Decoder, log: PartitionLog, offset: int) -> tuple[int | None, int]:
-    """(id of the record that begins at `offset`, 0: none begins there, None: retention took it; bytes read)."""
+    """Return (id of the record at `offset`, bytes read).
+
+    The id is 0 if no record begins there, None if retention deleted it.
+    """
     bounds = logs.bounds(log)
     if offset < bounds.first:
         return None, 0
@@ -127,8 +133,6 @@ def _fault(log: PartitionLog, claim: Claim, found: int) -> Fault:
     return Fault(WRONG, claim.group, log.topic, log.partition, text)
 
 
-# Produced, consumed, dead-lettered: a row for each group and partition, and what does not add up in it. Pure.
-
 OPEN_STATES: Final = (FAILING, WAITING, RETRYING)
 UNKNOWN: Final = -1
 
@@ -136,8 +140,10 @@ WRONG, NOTE = "wrong", "note"
 
 
 class Standing(NamedTuple):
-    """A group in one partition as the broker tells it. `offset` -1: nothing is saved; `lag` -1: cannot be told.
-    Ordinals count messages since the topic was made."""
+    """Position of a group in one partition, as the broker has it.
+
+    `offset` -1: nothing is committed; `lag` -1: unknown. Ordinals count messages since the topic was created.
+    """
 
     broker: str
     group: str
@@ -153,8 +159,11 @@ class Standing(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A dead letter of `store`, as far as it matters here. `message_id` is the message's, `sent` where a redriven one
-    must stand now: (topic, incarnation, partition, offset, id), None for all others."""
+    """The parts of a dead letter in `store` that are compared.
+
+    `message_id` is the message's id. `sent`: where a redriven message must be, (topic, incarnation, partition,
+    offset, id); None for others.
+    """
 
     store: str
     id: str
@@ -170,12 +179,12 @@ class Kept(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int, int]:
-        """Whose it is: group, incarnation, partition."""
+        """The group, incarnation and partition that the letter belongs to."""
         return self.group, self.incarnation, self.partition
 
 
 class Fault(NamedTuple):
-    """Something that does not add up; `weight` "wrong", or "note" for what settles itself or was meant."""
+    """A discrepancy; `weight` is "wrong", or "note" if it is temporary or intended."""
 
     weight: str
     group: str
@@ -185,10 +194,12 @@ class Fault(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Messages of one partition, from one group's side. `produced`: ever; `there`: still in the log; `consumed`: before
-    the group's place, -1 if nobody knows; `lag`: behind it. Of the consumed ones letters were kept: `waiting` are to be
-    handled again, `dead` wait for a person, `settled` were redriven, handled later or dropped; `handled` never needed
-    one."""
+    """Message counts of one partition for one group.
+
+    `produced`: ever; `there`: still in the log; `consumed`: before the group's offset, -1 if unknown; `lag`: after
+    it. Of the consumed ones, `waiting` are dead letters that will be retried, `dead` ones need manual action,
+    `settled` were redriven, acked later or dropped; `handled` ones were acked without becoming a dead letter.
+    """
 
     broker: str
     group: str
@@ -205,13 +216,13 @@ class Row(NamedTuple):
 
 
 class Balance(NamedTuple):
-    """All rows, and all that does not add up."""
+    """All rows and discrepancies."""
 
     rows: list[Row]
     faults: list[Fault]
 
     def object(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the balance as a JSON object."""
         return {
             "rows": [row._asdict() for row in self.rows],
             "faults": [each._asdict() for each in self.faults],
@@ -219,7 +230,7 @@ class Balance(NamedTuple):
 
 
 def balance(standings: Sequence[Standing], kept: Sequence[Kept], incarnations: Mapping[int, str]) -> Balance:
-    """`incarnations`: of the topics that are there, with their names."""
+    """Compare positions and letters. `incarnations`: incarnation -> name of all existing topics."""
     faults: list[Fault] = []
     letters: dict[tuple[str, int, int], list[Kept]] = {}
     for letter in _once(kept, faults):
@@ -235,7 +246,7 @@ def balance(standings: Sequence[Standing], kept: Sequence[Kept], incarnations: M
 
 
 def _once(kept: Iterable[Kept], faults: list[Fault]) -> Iterable[Kept]:
-    """Each letter once, though two stores have it."""
+    """Return each letter once; a letter in two stores is a fault."""
     found: dict[str, Kept] = {}
     for letter in kept:
         other = found.setdefault(letter.id, letter)
@@ -268,7 +279,7 @@ def _row(standing: Standing, letters: Sequence[Kept]) -> Row:
 
 
 def consumed_of(standing: Standing) -> int:
-    """Messages before the group's place; -1 where that cannot be told."""
+    """Return the number of messages before the group's offset; -1 if unknown."""
     if standing.offset < 0:
         return 0
     if standing.lag < 0 or standing.offset < standing.first_offset:
@@ -310,7 +321,7 @@ def _faults(standing: Standing, letters: Sequence[Kept]) -> Iterable[Fault]:
 
 
 def _homeless(group: str, partition: int, letters: Sequence[Kept], topic: str | None) -> Fault:
-    """Letters of a place that no group of the broker has."""
+    """Return the fault for letters of a group or partition that the broker does not have."""
     said = counted(len(letters), "letter")
     open_ones = sum(letter.state in (*OPEN_STATES, DEAD) for letter in letters)
     if topic is None:
@@ -323,7 +334,7 @@ def _homeless(group: str, partition: int, letters: Sequence[Kept], topic: str | 
 
 
 UNBALANCED: Final = 4
-"""The exit code where something is wrong."""
+"""Exit code if something is wrong."""
 ROW_COLUMNS: Final = (
     "group", "topic", "partition", "produced", "there", "consumed", "lag", "handled", "waiting", "dead", "settled",
 )  # fmt: skip
@@ -335,17 +346,19 @@ FAULT_COLUMNS: Final = ("weight", "group", "topic", "partition", "text")
     epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.reconcile --group billing",
 )
 @click.option(
-    "--servers", "brokers", metavar="HOST:PORT", multiple=True, help="A broker; several by repeating it."
+    "--servers", "brokers", metavar="HOST:PORT", multiple=True, help="A broker; repeat for several."
 )
-@click.option(
-    "--group", "groups", metavar="NAME", multiple=True, help="Only this group; several by repeating it."
-)
+@click.option("--group", "groups", metavar="NAME", multiple=True, help="Only this group; repeat for several.")
 @click.option(
     "--dead-letters", "stores", metavar="STORE", multiple=True,
     help="A path, a SQLAlchemy URL or topic:NAME, as `dead_letters=` of a consumer [this user's own stores].",
 )  # fmt: skip
 @click.option(
-    "--timeout", type=Duration(), default=SECONDS, show_default=True, help="How long a broker may be away."
+    "--timeout",
+    type=Duration(),
+    default=SECONDS,
+    show_default=True,
+    help="How long to wait for a broker that is down.",
 )
 @pipeline_options("reconcile")
 def reconcile(
@@ -353,7 +366,7 @@ def reconcile(
 ) -> int:
     """Compare what was produced with what groups consumed and with their dead letters.
 
-    Exit code 0: it adds up; 4: it does not.
+    Exit code 0: no discrepancies; 4: something is wrong.
     """
     addresses = [Address(broker_of(broker)) for broker in dict.fromkeys(brokers or (None,))]
     with ExitStack() as stack:
@@ -371,7 +384,7 @@ def reconciled(
     tasks: SparkTasks,
     job: Job,
 ) -> Balance:
-    """The balance of all groups, or of those that are named, in these brokers together with these stores."""
+    """Return the balance of all groups, or the given ones, in these brokers and stores."""
     standings: list[Standing] = []
     incarnations: dict[int, str] = {}
     servers = [str(address.servers) for address in addresses]
@@ -394,8 +407,8 @@ def reconciled(
 
 
 def standings_of(admin: Admin, broker: str, groups: Sequence[str]) -> Iterator[Standing]:
-    """Where the groups, or those that are named, stand in each partition. What is read first is the older: what a
-    group has consumed is never more than what was produced."""
+    """Yield the positions of all groups, or of the given ones, in each partition."""
+    # Group offsets are read before the ends of partitions, so a group has never consumed more than was produced.
     names = [each.group for each in admin.groups() if not groups or each.group in groups]
     places = {name: admin.group(name).offsets for name in sorted(names)}
     topics: dict[str, Any] = {}
@@ -422,7 +435,7 @@ def standings_of(admin: Admin, broker: str, groups: Sequence[str]) -> Iterator[S
 def check_groups(
     groups: Sequence[str], standings: Sequence[Standing], servers: Sequence[str], timeout: float
 ) -> None:
-    """Raises TfmqError for a group that no broker has."""
+    """Check that each of `groups` exists in a broker. Raises TfmqError."""
     known: list[str] = []
     missing = sorted(set(groups) - {each.group for each in standings})
     if missing:
@@ -435,7 +448,7 @@ def check_groups(
 
 
 def letters_of(store: str, servers: str, groups: Sequence[str]) -> Iterator[Kept]:
-    """The letters of a store. Raises TfmqError where there is none."""
+    """Yield the letters of a store. Raises TfmqError if it does not exist."""
     with Desk(store, servers) as desk:
         desk.check()
         for name in groups or (None,):
@@ -444,7 +457,7 @@ def letters_of(store: str, servers: str, groups: Sequence[str]) -> Iterator[Kept
 
 
 def kept_of(store: str, letter: Letter) -> Kept:
-    """What matters of a letter."""
+    """Return the compared parts of a letter."""
     sent = None
     journey = letter.journey
     if journey is not None and letter.state == REDRIVEN and letter.sent_offset >= 0:
@@ -457,19 +470,22 @@ def kept_of(store: str, letter: Letter) -> Kept:
 
 
 def tell(job: Job, found: Balance) -> None:
-    """JSON, or two tables."""
+    """Print the balance: JSON, or two tables."""
     if job.output.json:
         job.output.object(found.object())
         return
-    job.output.rows([_shown(row) for row in found.rows], ROW_COLUMNS, "no group has a place anywhere yet")
+    job.output.rows([_shown(row) for row in found.rows], ROW_COLUMNS, "no group has committed an offset yet")
     if found.faults:
         job.output.rows([_shown(fault) for fault in found.faults], FAULT_COLUMNS, "")
     wrong = sum(fault.weight == WRONG for fault in found.faults)
-    job.output.say(f"{counted(wrong, 'thing')} not adding up" if wrong else "everything adds up")
+    job.output.say(f"{counted(wrong, 'discrepancy', 'discrepancies')}" if wrong else "no discrepancies")
 
 
 def _shown(row: Row | Fault) -> dict[str, Any]:
-    """For a terminal: a store of letters is a file of somebody, and may hold any text as a name."""
+    """Return a table row for a terminal.
+
+    A store of letters may have been written by another user, so control characters are replaced.
+    """
     return {
         name: printable(value) if isinstance(value, str) else value for name, value in row._asdict().items()
     }

@@ -1,4 +1,10 @@
-"""`python -m tfmq.spark.pipelines.replay TOPIC --from FOLDER`: what was archived becomes messages again."""
+"""`python -m tfmq.spark.pipelines.replay TOPIC --from FOLDER`: sends archived messages to a topic.
+
+A replay has numbered steps, each one commit. Which files are in which step depends only on the archive and the
+filter; a step never spans two steps of the archive, so a grown archive only adds steps at the end. The broker keeps
+the last step of each replay as the sequence of a commit group: a run continues after the last completed step, and
+what an interrupted step prepared is discarded by the next commit.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +39,14 @@ from tfmq.spark.pipelines.spark_jobs import Done, Progress, SparkTasks
 from tfmq.spark.settings import SinkSettings, group_name
 from tfmq.spark.sink_task import GroupClient, Written, abort_run, verdict_of, write_rows
 
-# Which files of an archive a replay sends in which step; the same each time, also when the archive has grown.
-#
-# Steps are numbered from 1. A step never spans two steps of the archive, so what is archived later adds steps behind
-# those that were known. Within a step a partition's files are one part, sent in order.
-
 STEP_BYTES: Final = 256 << 20
-"""Of messages, about; one commit each. Not an option: other steps would be another replay."""
+"""Approximate size of a step. Not an option: other steps would make it another replay."""
 
 
 class Choice(NamedTuple):
-    """What of an archived topic is meant: `partitions` (() all), append times in [`since_ms`, `until_ms`) (None: no
-    bound).
+    """The part of an archived topic to replay.
+
+    `partitions`: () means all; append times in [`since_ms`, `until_ms`), None: no bound.
     """
 
     topic: str
@@ -53,7 +55,7 @@ class Choice(NamedTuple):
     until_ms: int | None = None
 
     def takes(self, file: ArchiveFile) -> bool:
-        """Whether some of its rows may be meant."""
+        """Return whether the file may have selected rows."""
         return (
             (not self.partitions or file.partition in self.partitions)
             and (self.since_ms is None or file.last_ms >= self.since_ms)
@@ -62,7 +64,7 @@ class Choice(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one task sends: files of one partition, in order of offsets."""
+    """What one task sends: files of one partition, in the order of offsets."""
 
     partition: int
     files: tuple[ArchiveFile, ...]
@@ -84,9 +86,10 @@ class Step(NamedTuple):
 
 
 def steps(manifests: Iterable[Manifest], choice: Choice, step_bytes: int = STEP_BYTES) -> Iterator[Step]:
-    """All steps of a replay. `manifests`: of all of the archive's steps, in order.
+    """Yield all steps of a replay. `manifests`: of all of the archive's steps, in order.
 
-    A topic that was made anew has its earlier life in earlier steps, also within one step of the archive.
+    The incarnations of a topic that was deleted and created again are in separate steps, in order, also within one
+    step of the archive.
     """
     number = 0
     for manifest in manifests:
@@ -99,7 +102,7 @@ def steps(manifests: Iterable[Manifest], choice: Choice, step_bytes: int = STEP_
 
 
 def _shared(files: list[ArchiveFile], step_bytes: int) -> Iterator[tuple[Part, ...]]:
-    """Parts of one step after the other, with some of each partition."""
+    """Yield the parts of one step after the other, each with files of all partitions that have some."""
     waiting: dict[int, list[ArchiveFile]] = {}
     for each in sorted(files, key=lambda file: (file.partition, file.first_offset)):
         waiting.setdefault(each.partition, []).append(each)
@@ -119,35 +122,29 @@ def _shared(files: list[ArchiveFile], step_bytes: int) -> Iterator[tuple[Part, .
 
 
 def replay_name(archive_id: str, choice: Choice, node: str, topic: str, incarnation: int) -> str:
-    """The name under which the broker knows how far a replay is: the same archive, choice and target, the same name."""
+    """Return the replay's name in the broker: the same for the same archive, filter and target."""
     asked = json.dumps([archive_id, *choice, node, topic, incarnation])
     return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
 
-# The course of a replay: step by step, files of an archive become messages of a topic, each step one commit.
-#
-# The broker remembers the last step of each replay as the sequence of a commit group. So a run asks how far the ones
-# before it came, and one that dies anywhere leaves a step done or not done; what it had prepared goes with the next
-# commit.
-
 SENT: Final = ("value", "attributes", "partition")
-"""Key and tag are in the attributes, as they were sent."""
+"""Key and tag are not sent as columns: they are in the attributes."""
 
 OTHER_COUNT: Final = (
-    "{topic} has {counted}, and the archived {archived} had {known}: messages would not keep their partitions."
-    " Make a topic with {known} (tfmq topic create), or say --repartition, which keeps the order of each key only."
+    "{topic} has {counted}, and the archived {archived} had {known}: messages would change partitions."
+    " Create a topic with {known} (tfmq topic create), or use --repartition, which keeps the order of each key only."
 )
 ITSELF: Final = (
-    "The archive was made of this very topic {topic}: it would get its own messages a second time, behind the others."
-    " Name another topic with --to, or say --into-itself if that is meant."
+    "The archive was made of this same topic {topic}: its own messages would be appended a second time."
+    " Name another topic with --to, or use --into-itself if that is intended."
 )
 DELETED: Final = (
-    "{topic} was deleted while messages were replayed into it: run it again, into the topic that is made."
+    "{topic} was deleted while messages were replayed into it: run it again, which creates the topic."
 )
 
 
 class Wish(NamedTuple):
-    """What is to be replayed, and where to."""
+    """Options of a replay."""
 
     folder: Path
     choice: Choice
@@ -159,7 +156,7 @@ class Wish(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The topic that gets the messages; `done`: the last step that it has."""
+    """The topic that gets the messages; `last_step`: 0 without one."""
 
     group: str
     incarnation: int
@@ -169,7 +166,7 @@ class Target(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What a run did; `before`: steps that earlier runs had done."""
+    """What a run did; `earlier_steps`: those completed by earlier runs."""
 
     archived: str
     topic: str
@@ -179,7 +176,7 @@ class Outcome:
     made: bool = False
 
     def row(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the result as a JSON object."""
         return {
             "archived": self.archived,
             "topic": self.topic,
@@ -191,7 +188,7 @@ class Outcome:
 
 
 class Runner(Protocol):
-    """Runs the tasks of a step: `SparkTasks`, or `inline`."""
+    """Type of `SparkTaskRunner` and `run_inline`: runs the tasks of a step."""
 
     def __call__(
         self, work: Callable[[Part], Done[Written]], items: Sequence[Part], progress: Progress, title: str
@@ -199,7 +196,10 @@ class Runner(Protocol):
 
 
 class Order(NamedTuple):
-    """What a task needs to know besides its part. `partitions`: of the target, where keys choose anew; else 0."""
+    """What a task needs besides its part.
+
+    `partitions`: number of the target's partitions if keys choose the partition again, else 0.
+    """
 
     folder: Path
     choice: Choice
@@ -209,13 +209,16 @@ class Order(NamedTuple):
 
 
 def replay_part(order: Order, part: Part) -> Done[Written]:
-    """One task: read a part's files, send its rows, prepare them."""
+    """Read a part's files, send and prepare its rows. Runs in a task."""
     written = write_rows(order.settings, order.member, rows_of(order, part))
     return Done(written, written.rows, part.log_bytes)
 
 
 def rows_of(order: Order, part: Part) -> Iterator[pa.RecordBatch]:
-    """What is meant of its files, as the sink takes it. Raises Damaged, which names the file."""
+    """Yield the selected rows of a part, with the columns of the sink.
+
+    Raises Damaged, which names the file.
+    """
     turn = part.partition
     for file in part.files:
         for batch in batches_of(order.folder, file):
@@ -229,7 +232,7 @@ def rows_of(order: Order, part: Part) -> Iterator[pa.RecordBatch]:
 
 
 def within(batch: pa.RecordBatch, choice: Choice) -> pa.RecordBatch:
-    """The rows that were appended in the time that is meant; times never go back in a partition."""
+    """Return the rows appended in the selected time. Append times never decrease in a partition."""
     if choice.since_ms is None and choice.until_ms is None:
         return batch
     times = batch.column("timestamp").cast(pa.int64()).to_numpy() // 1000
@@ -247,9 +250,11 @@ class Replaying:
         self.outcome = Outcome(wish.choice.topic, wish.topic)
 
     def course(self, begin_progress: Callable[[int], Progress]) -> Outcome:
-        """All that is in the archive and not in the target. `begin_progress` gets the bytes that there are to do.
+        """Send all that is archived and not in the target yet.
 
-        Raises BadRequest, UnknownTopic (not archived), Damaged, and what the broker refuses.
+        `begin_progress` gets the bytes to send.
+
+        Raises BadRequest, UnknownTopic (not archived), Damaged, and the errors of the broker.
         """
         manifests = self._manifests()
         last = manifests[-1]
@@ -277,7 +282,7 @@ class Replaying:
         return found
 
     def _target(self, manifests: Sequence[Manifest], last: Manifest) -> Target:
-        """The topic, made where it is not there, and how far it is."""
+        """Return the target, created if it does not exist, and its last step."""
         wish, known = self._wish, last.plan.partitions
         node = str(self._admin.status().get("node", ""))
         try:
@@ -312,7 +317,7 @@ class Replaying:
         return made
 
     def _require_files(self, todo: Sequence[Step]) -> None:
-        """Before anything is sent: what is missing is told now. Raises Damaged."""
+        """Check that no file is missing, before anything is sent. Raises Damaged."""
         for step in todo:
             for part in step.parts:
                 for file in part.files:
@@ -351,12 +356,12 @@ Examples:
 
 
 class FixedMoment(Moment):
-    """A point in time that is the same in each run."""
+    """Click parameter type of an absolute point in time, which is the same in each run."""
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> datetime:
         if isinstance(value, str) and value[:1] in ("-", "+"):
             self.fail(
-                f"{value!r} is another time in each run, and a run again would be another replay:"
+                f"{value!r} is another time in each run, so that each run would be another replay:"
                 " write a date or time, as 2026-11-21T09:30+01:00",
                 param,
                 context,
@@ -371,10 +376,10 @@ class FixedMoment(Moment):
     "folder",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="The archive's folder. On a cluster all executors see it.",
+    help="The archive's folder. On a cluster all executors must see it.",
 )
 @click.option(
-    "--to", "target", metavar="TOPIC", help="Into this topic, made if it is not there [the same name]."
+    "--to", "target", metavar="TOPIC", help="The topic to write to, created if missing [the same name]."
 )
 @click.option(
     "--partition",
@@ -388,9 +393,9 @@ class FixedMoment(Moment):
 @click.option(
     "--repartition",
     is_flag=True,
-    help="Keys choose partitions anew: for a target with another number of them.",
+    help="Choose partitions by key again: for a target with another number of them.",
 )
-@click.option("--into-itself", is_flag=True, help="Into the very topic that was archived.")
+@click.option("--into-itself", is_flag=True, help="Allow the archived topic itself as target.")
 @click.option(
     "--servers", metavar="HOST:PORT", help="The broker's address [$TFMQ_SERVERS, else 127.0.0.1:8367]."
 )
@@ -399,7 +404,7 @@ class FixedMoment(Moment):
     type=Duration(),
     default=SECONDS,
     show_default=True,
-    help="How long a broker that is away is waited for.",
+    help="How long to wait for a broker that is down.",
 )
 @pipeline_options("replay")
 def replay(
@@ -417,12 +422,12 @@ def replay(
 ) -> int:
     """Send what was archived of TOPIC again: the same messages, in the same partitions and order.
 
-    Run it again after whatever stopped it, or when the archive has grown: it goes on, and sends nothing twice.
+    Run it again after an interruption, or when the archive has grown: it continues, and sends nothing twice.
     """
     if target is not None and not valid_name(target):
         raise click.BadParameter("a topic's name is 1 to 249 of A-Z a-z 0-9 . _ -", param_hint="--to")
     if since is not None and until is not None and until <= since:
-        raise click.BadParameter("is not behind --since", param_hint="--until")
+        raise click.BadParameter("is not after --since", param_hint="--until")
     choice = Choice(topic, tuple(sorted(set(partitions))), in_ms(since), in_ms(until))
     broker = broker_of(servers)
     wish = Wish(folder.resolve(), choice, broker, target or topic, timeout, repartition, into_itself)
@@ -442,16 +447,16 @@ def in_ms(moment: datetime | None) -> int | None:
 
 
 def tell(job: Job, outcome: Outcome) -> None:
-    """JSON, or a sentence."""
+    """Print the result: JSON, or a sentence."""
     if job.output.json:
         job.output.object(outcome.row())
         return
     if not outcome.steps:
-        what = "has all of it already" if outcome.before else "gets nothing: nothing of it is archived"
+        what = "has all of it already" if outcome.before else "has nothing to get: no messages are archived"
         job.output.say(f"{outcome.topic} {what}; nothing sent")
         return
-    made = f"; the topic {outcome.topic} was made" if outcome.made else ""
-    went_on = "; went on where a run before was stopped" if outcome.before else ""
+    made = f"; the topic {outcome.topic} was created" if outcome.made else ""
+    went_on = "; resumed an interrupted run" if outcome.before else ""
     job.output.say(f"{counted(outcome.messages, 'message')} sent to {outcome.topic}{made}{went_on}")
 
 

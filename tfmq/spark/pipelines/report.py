@@ -1,8 +1,9 @@
-"""report: rates, sizes, latencies and retries of topics, as tables, pictures and one page.
+"""Report pipeline: rates, sizes, latencies and retries of topics, as tables, pictures and a page.
 
     python -m tfmq.spark.pipelines.report orders --to /tmp/report
 
-docs/pipelines.md shows one.
+Spark counts the messages into bins in one pass; only the bins are collected on the driver. docs/pipelines.md shows
+a report.
 """
 
 from __future__ import annotations
@@ -56,11 +57,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# What a report tells besides the messages: how far groups are behind, and how often dead letters were handled.
-
-
 def lags(address: Address, topics: Sequence[str], now_ms: int) -> dict[str, list[GroupLag]]:
-    """By topic, of every group with a place in it; {} for a folder, which has no broker that knows groups."""
+    """Return the lags of all groups, by topic; {} for a data folder."""
     if address.servers is None:
         return {}
     with Admin(address.servers, timeout=address.timeout) as admin, open_logs(address) as logs:
@@ -75,12 +73,12 @@ def lags(address: Address, topics: Sequence[str], now_ms: int) -> dict[str, list
 
 
 def together(group: str, lags: Sequence[int], ages: Sequence[float]) -> GroupLag:
-    """Of all partitions of a topic: where one cannot be told (-1), nobody knows the sum."""
+    """Combine the lags of a topic's partitions; -1 if one of them is unknown."""
     return GroupLag(group, UNKNOWN if min(lags) < 0 else sum(lags), max(ages, default=0.0))
 
 
 def _age(logs: Logs, log: PartitionLog, standing: Standing, now_ms: int) -> float:
-    """Seconds since the first message that a group has not consumed was appended; 0 where there is none to be read."""
+    """Return the age (seconds) of the first message that a group has not consumed; 0 without one."""
     bounds = logs.bounds(log)
     start = logs.at_or_after(log, max(bounds.first, standing.offset))
     if start >= bounds.end:
@@ -95,7 +93,7 @@ def _age(logs: Logs, log: PartitionLog, standing: Standing, now_ms: int) -> floa
 
 
 def check_stores(stores: Sequence[str], servers: str | None) -> None:
-    """Raises TfmqError for one that is not there."""
+    """Check that these dead letter stores exist. Raises TfmqError."""
     for store in stores:
         with Desk(store, servers) as desk:
             desk.check()
@@ -104,7 +102,10 @@ def check_stores(stores: Sequence[str], servers: str | None) -> None:
 def with_letters(
     figures: Iterable[TopicFigures], stores: Sequence[str], servers: str | None
 ) -> Iterator[TopicFigures]:
-    """The same with the dead letters of these stores. Raises TfmqError where there is no store."""
+    """Yield the figures with the dead letters of these stores.
+
+    Raises TfmqError for a missing store.
+    """
     calls: dict[str, Counter[int]] = {}
     states: dict[str, Counter[str]] = {}
     for store in stores:
@@ -117,17 +118,17 @@ def with_letters(
         yield each._replace(calls=dict(calls.get(each.topic, {})), letters=dict(states.get(each.topic, {})))
 
 
-# What Spark counts for a report: one pass over topics through the source "tfmq", into bins; only these come back.
-
 DAY_SECONDS: Final = 86_400
-"""A broker's clock may be ahead of ours."""
+"""Margin for a broker's clock that is ahead of the local one."""
 SCHEMA: Final = "value binary, topic string, partition int, timestamp timestamp, attributes binary"
 _BORN: Final = (
     f"CASE WHEN length(attributes) > 10 AND substring(attributes, 2, 2) = X'{BORN_AT:02X}CF'"
     " THEN try_cast(conv(hex(substring(attributes, 4, 8)), 16, 10) AS BIGINT) END"
 )
-"""An attribute begins with when it was born, where it says so: a map's head, the key, a u64. docs/protocol.md. Null
-where that is more than any time."""
+"""Birth time of a message in ms, null if it has none or the value is out of range.
+
+It is the first of the attributes: the head of a map, the key, a u64; see docs/protocol.md.
+"""
 MOMENT, SIZE, LATENCY, PARTITION, UNBORN, EARLY = "moment", "size", "latency", "partition", "unborn", "early"
 
 
@@ -139,7 +140,7 @@ class Window(NamedTuple):
 
 
 def read(session: SparkSession, address: Address, topics: Sequence[str], window: Window) -> DataFrame:
-    """The topics' messages, as far as a report looks at them."""
+    """Return a frame of the topics' messages, with the columns that a report uses."""
     where = {"servers": address.servers} if address.servers is not None else {"path": address.path}
     options: dict[str, str | None] = {
         **where,
@@ -156,7 +157,7 @@ def read(session: SparkSession, address: Address, topics: Sequence[str], window:
 
 
 def span_seconds(logs: Logs, topic: str, window: Window, now_ms: int) -> int:
-    """About how many seconds lie between a topic's first and last append within the window."""
+    """Return about how many seconds are between a topic's first and last append in the window."""
     partitions = logs.partitions(topic)
     found = [
         _ends(logs, log, bounds, now_ms)
@@ -173,7 +174,7 @@ def span_seconds(logs: Logs, topic: str, window: Window, now_ms: int) -> int:
 
 
 def _ends(logs: Logs, log: PartitionLog, bounds: Bounds, now_ms: int) -> tuple[int, int] | None:
-    """(s since 1970 of the first append, of the last), to the second; None of a partition with nothing in it."""
+    """Return the times of the first and the last append (seconds since 1970); None without messages."""
     if bounds.first == bounds.end:
         return None
     seconds = range(now_ms // 1000 + DAY_SECONDS)
@@ -183,8 +184,10 @@ def _ends(logs: Logs, log: PartitionLog, bounds: Bounds, now_ms: int) -> tuple[i
 
 
 def bins_of(frame: DataFrame, widths: Mapping[str, int]) -> DataFrame:
-    """A row a bin: topic, what is counted, the bin, how many, the least, the most and the total value. `widths`:
-    seconds of a moment, by topic."""
+    """Return a row per bin: topic, kind of fact, bin, count, least, most and total value.
+
+    `widths`: seconds of a time bin, by topic.
+    """
     plain = frame.selectExpr(
         "topic",
         "partition",
@@ -218,7 +221,7 @@ def _sums() -> list[Any]:
         functions.max("value").alias("most"),
         functions.sum(functions.col("value").cast("double")).alias(
             "total"
-        ),  # exact up to 2^53, and no overflow
+        ),  # as double: exact up to 2^53, without overflow
     ]
 
 
@@ -231,7 +234,7 @@ def _bin(value: str) -> str:
 
 
 def figures_of(bins: DataFrame, widths: Mapping[str, int]) -> list[TopicFigures]:
-    """What the bins add up to, a topic each."""
+    """Collect the bins and return the figures of each topic."""
     rows = bins.collect()
     return [
         _figures(topic, width, [row for row in rows if row["topic"] == topic])
@@ -272,15 +275,15 @@ COLUMNS: Final = ("topic", "messages", "payload", "a_second", "peak", "size_p50"
     "--to",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write pictures and a page there; it is made.",
+    help="Write pictures and a page there; created if missing.",
 )
-@click.option("--all", "everything", is_flag=True, help="All topics that are there.")
-@click.option("--since", type=Moment(), help="Only messages appended from then on.")
-@click.option("--until", type=Moment(), help="Only messages appended before.")
+@click.option("--all", "everything", is_flag=True, help="All topics.")
+@click.option("--since", type=Moment(), help="Only messages appended at or after this time.")
+@click.option("--until", type=Moment(), help="Only messages appended before this time.")
 @click.option("--format", "kind", type=click.Choice(["png", "svg"]), default="png", show_default=True)
 @click.option(
     "--dead-letters", "stores", metavar="STORE", multiple=True,
-    help="A path, a SQLAlchemy URL or topic:NAME, as `dead_letters=` of a consumer; several by repeating it.",
+    help="A path, a SQLAlchemy URL or topic:NAME, as `dead_letters=` of a consumer; repeat for several.",
 )  # fmt: skip
 @address_options
 @pipeline_options("report")
@@ -300,7 +303,7 @@ def report(
     """Report rates, sizes, latencies, lags and retries of TOPICs."""
     check_topics(topics, everything)
     if since is not None and until is not None and until <= since:
-        raise click.BadParameter("is not behind --since", param_hint="--until")
+        raise click.BadParameter("is not after --since", param_hint="--until")
     address = address_of(servers, path, timeout)
     window = Window(*(None if each is None else round(each.timestamp() * 1000) for each in (since, until)))
     now_ms = round(time.time() * 1000)
@@ -326,7 +329,7 @@ def report(
 def measured(
     address: Address, widths: Mapping[str, int], window: Window, size_bytes: int, job: Job
 ) -> list[TopicFigures]:
-    """What the messages say, counted by Spark; `widths` by topic. Raises the source's errors."""
+    """Count the messages with Spark; `widths` by topic. Raises the errors of the source."""
     with ExitStack() as stack:
         session = stack.enter_context(job.spark())
         progress = stack.enter_context(job.progress("reading", size_bytes))
@@ -341,7 +344,7 @@ def measured(
 
 
 def write(folder: Path, figures: Sequence[TopicFigures], kind: str, address: Address, now_ms: int) -> None:
-    """Into the folder: a picture a topic, the page, and the figures as JSON. Raises OSError."""
+    """Write a picture per topic, the page, and the figures as JSON. Raises OSError."""
     drawn = pictures(figures, kind)
     for topic, picture in drawn.items():
         (folder / f"{topic}.{kind}").write_bytes(picture)
@@ -351,7 +354,7 @@ def write(folder: Path, figures: Sequence[TopicFigures], kind: str, address: Add
 
 
 def tell(job: Job, figures: Sequence[TopicFigures], folder: Path | None) -> None:
-    """JSON, or a table and what was written."""
+    """Print the report: JSON, or a table and what was written."""
     if job.output.json:
         written = None if folder is None else str(folder)
         job.output.object({"topics": [each.row() for each in figures], "written": written})

@@ -1,4 +1,4 @@
-"""What a report tells of a topic, out of histograms: Spark counts into bins, all else follows from them. Pure."""
+"""Figures of a report, computed from bins; its HTML page, and the picture of each topic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 BINS_PER_DOUBLING: Final = 16
-"""A bin is 4.4 % wide; it knows its smallest and largest value, so few different values are told exactly."""
+"""A bin is 4.4 % wide. It has its least and most value, so few distinct values are exact."""
 QUANTILES: Final = (0.5, 0.9, 0.99, 0.999)
 
 
@@ -34,22 +34,25 @@ class Bin(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """A distribution: bins by rising values, none of them empty."""
+    """A distribution: bins by increasing values, none of them empty."""
 
     bins: tuple[Bin, ...] = ()
 
     @property
     def values(self) -> int:
-        """How many."""
+        """Number of values."""
         return sum(each.count for each in self.bins)
 
     @property
     def mean(self) -> float:
-        """0 where there is nothing."""
+        """Mean value, 0 without values."""
         return sum(each.total for each in self.bins) / max(1, self.values)
 
     def quantile(self, share: float) -> int:
-        """The value that `share` of all are not above; within a bin evenly spread. 0 where there is nothing."""
+        """Return the value that `share` of all values do not exceed; 0 without values.
+
+        Values are assumed evenly distributed within a bin.
+        """
         left = share * self.values
         for each in self.bins:
             if left <= each.count:
@@ -58,7 +61,7 @@ class Spread(NamedTuple):
         return self.bins[-1].most if self.bins else 0
 
     def row(self) -> dict[str, float | None]:
-        """As tables and JSON have it; None where there is nothing, since 0 would be a figure."""
+        """Return the figures as a JSON object or table row; None, not 0, without values."""
         if not self.bins:
             names = ("mean", "min", *(name_of(share) for share in QUANTILES), "max")
             return {"values": 0, **dict.fromkeys(names)}
@@ -68,12 +71,12 @@ class Spread(NamedTuple):
 
 
 def name_of(share: float) -> str:
-    """'p99.9' for 0.999."""
+    """Return 'p99.9' for 0.999."""
     return f"p{str(share * 100).removesuffix('.0')}"
 
 
 class RateSample(NamedTuple):
-    """`messages` with `size_bytes` of payload were appended in the `seconds` from `at` (s since 1970) on."""
+    """Messages, and bytes of payload, appended in `seconds` from `at` (seconds since 1970) on."""
 
     at: int
     seconds: int
@@ -82,8 +85,7 @@ class RateSample(NamedTuple):
 
 
 class GroupLag(NamedTuple):
-    """How far a group is behind in the topic: in messages, and the age of the oldest that it has not consumed (s); -1:
-    cannot be told."""
+    """Lag of a group in messages, and the age (seconds) of its first unconsumed one; lag -1: unknown."""
 
     group: str
     lag: int
@@ -91,14 +93,17 @@ class GroupLag(NamedTuple):
 
 
 def lag_text(lag: int) -> str:
-    """'1,200', or 'unknown'."""
+    """Return a lag like '1,200', or 'unknown'."""
     return f"{lag:,}" if lag >= 0 else "unknown"
 
 
 class TopicFigures(NamedTuple):
-    """All of one topic. `partitions`: messages by partition · `sizes` of payloads, bytes · `latencies` from born to
-    appended, ms; `unborn` messages do not say when they were born, `early` ones before by their own clock · `calls`:
-    how often dead letters were handled -> how many; `letters` by state."""
+    """Figures of one topic.
+
+    `partitions`: messages by partition. `sizes`: payloads, in bytes. `latencies`: from birth to append, in ms.
+    `unborn`: messages without a birth time; `early`: messages whose birth time is after their append. `calls`:
+    number of handler calls -> dead letters with it. `letters`: by state.
+    """
 
     topic: str
     partitions: dict[int, int]
@@ -113,21 +118,21 @@ class TopicFigures(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """All that were read."""
+        """Number of messages."""
         return sum(self.partitions.values())
 
     @property
     def size_bytes(self) -> int:
-        """Of all payloads."""
+        """Bytes of all payloads."""
         return sum(each.size_bytes for each in self.moments)
 
     @property
     def span_seconds(self) -> int:
-        """From the first append to the last."""
+        """Seconds from the first append to the last."""
         return self.moments[-1].at + self.moments[-1].seconds - self.moments[0].at if self.moments else 0
 
     def row(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the figures as a JSON object."""
         peak = max((each.messages / each.seconds for each in self.moments), default=0.0)
         return {
             "topic": self.topic,
@@ -149,7 +154,7 @@ class TopicFigures(NamedTuple):
 
 
 def spread_of(bins: Iterable[Sequence[int]]) -> Spread:
-    """Of rows (count, least, most, total), in any order."""
+    """Make a distribution of rows (count, least, most, total), in any order."""
     return Spread(tuple(sorted((Bin(*each) for each in bins), key=lambda each: each.least)))
 
 
@@ -158,14 +163,14 @@ MOMENTS_MAX: Final = 240
 
 
 def width_of(span_seconds: int) -> int:
-    """Seconds that one point of a plot over so long a time stands for: a round number, so that there are at most
-    MOMENTS_MAX."""
+    """Return the seconds of one point in a plot over `span_seconds`.
+
+    It is a round number, and there are at most MOMENTS_MAX points.
+    """
     return next(
         (width for width in WIDTHS if span_seconds <= width * MOMENTS_MAX), -(-span_seconds // MOMENTS_MAX)
     )
 
-
-# A report as one HTML file with everything in it: tables, and the picture of each topic. It asks for nothing else.
 
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
@@ -179,7 +184,10 @@ th:first-child, td:first-child { text-align: left; } img { max-width: 100%; heig
 def page(
     figures: Sequence[TopicFigures], pictures: Mapping[str, bytes], kind: str, source: str, made_ms: int
 ) -> str:
-    """The page; `pictures` by topic, `kind` png or svg, `source` says where the topics are."""
+    """Return a self-contained HTML page with tables and pictures; it loads no other resource.
+
+    `pictures` by topic; `kind`: png or svg; `source`: where the topics are.
+    """
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>tfmq report</title>",
         f"<style>{_STYLE}</style></head><body><h1>Topics at {escape(source)}</h1>",
@@ -247,9 +255,9 @@ def _topic(figures: TopicFigures, picture: bytes, kind: str) -> str:
         parts.append(_table("Dead letters", ("state", "letters"), rows_of_states))
     said = []
     if figures.unborn:
-        said.append(f"{figures.unborn:,} messages do not say when they were born")
+        said.append(f"{figures.unborn:,} messages have no birth time")
     if figures.early:
-        said.append(f"{figures.early:,} were appended before they were born: a clock is wrong")
+        said.append(f"{figures.early:,} were appended before their birth time: a clock is wrong")
     if said:
         parts.append(f"<p class='soft'>{'; '.join(said)}.</p>")
     return "\n".join(parts)
@@ -272,12 +280,10 @@ def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     return f"<table>{said}<tr>{top}</tr>{body}</table>"
 
 
-# A topic's figures as one picture: rate over time, sizes, latencies, groups and dead letters. It needs no screen.
-
 INK, SOFT, LINE, FILL, WARM = "#1f2933", "#7b8794", "#2563a8", "#a9c8ea", "#c2571a"
 SIZE_INCHES: Final = (11.0, 8.6)
 PANELS: Final = "RR;SL;GD"
-"""Rate; sizes and latencies; groups and dead letters."""
+"""Layout: rate; sizes and latencies; groups and dead letters."""
 DPI: Final = 110
 STYLE: Final = {
     "font.size": 9.5,
@@ -304,12 +310,15 @@ PLAIN: Final = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 GROUPS_SHOWN: Final = 8
 COLUMNS: Final = 40
 NARROW: Final = 300.0
-"""An axis that spans less has 2 and 5 between the powers of ten."""
+"""Axes with a smaller ratio of the ends have ticks at 2 and 5 between the powers of ten."""
 NOUGHT: Final = 0.5
 
 
 def picture(figures: TopicFigures, kind: str = "png") -> bytes:
-    """The file's bytes; `kind` is png or svg."""
+    """Draw the picture of a topic; return the file's bytes. `kind` is png or svg.
+
+    The Agg backend needs no display.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -367,12 +376,12 @@ def _time_axis(axes: Axes) -> None:
 
 
 def _spread(axes: Axes, spread: Spread, title: str, text: Any) -> None:
-    """Shares by a logarithmic axis, with the median and the 99th of a hundred."""
+    """Draw a distribution on a logarithmic axis, with the median and the 99th percentile."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_title(title)
     if not spread.values:
-        _nothing(axes, "no message says it")
+        _nothing(axes, "no message has it")
         return
     edges, shares = columns(spread)
     axes.bar(
@@ -399,12 +408,12 @@ def _spread(axes: Axes, spread: Spread, title: str, text: Any) -> None:
 
 
 def _beside(axes: Axes, text: str) -> None:
-    """Figures in the line of the title, where they cross nothing."""
+    """Write figures at the right of the title, where they do not overlap the plot."""
     axes.set_title(text, loc="right", fontsize=9, fontweight="normal", color=INK)
 
 
 def columns(spread: Spread) -> tuple[Any, Any]:
-    """(edges, shares) of COLUMNS columns that are even on a logarithmic axis, on which 0 stands at NOUGHT."""
+    """Return (edges, shares) of COLUMNS bars on a logarithmic axis, where 0 is at ZERO_POSITION."""
     low, high = max(float(spread.bins[0].least), NOUGHT), max(float(spread.bins[-1].most), NOUGHT)
     if high < low * 2:
         low, high = low / 2**0.5, low * 2**0.5
@@ -485,5 +494,5 @@ def _ms_text(value: float) -> str:
 
 
 def pictures(all_figures: Sequence[TopicFigures], kind: str) -> dict[str, bytes]:
-    """By topic."""
+    """Draw the pictures of all topics, by topic."""
     return {each.topic: picture(each, kind) for each in all_figures}

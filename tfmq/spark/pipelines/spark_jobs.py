@@ -1,6 +1,4 @@
-"""How far a pipeline is: rows, bytes, rate, estimated rest; on a terminal one line that changes, elsewhere a line ever
-so often.
-"""
+"""Spark jobs of the pipelines: tasks on executors, their errors, and their progress."""
 
 from __future__ import annotations
 
@@ -27,14 +25,15 @@ if TYPE_CHECKING:
 
 TERMINAL_SECONDS: Final = 0.2
 LINE_SECONDS: Final = 10.0
-"""Between two lines where standard error is no terminal (a file, a cluster's log)."""
+"""Pause between two lines where standard error is not a terminal (a file, a cluster's log)."""
 CLEAR_LINE: Final = "\r\x1b[K"
 
 
 class Progress:
-    """What is done so far; `add` may be called from any thread.
+    """Rows and bytes done so far, as a line of text. `add` may be called from any thread.
 
-    `total_bytes`: what there is to do, None where nobody knows. `say` shows a line.
+    `total_bytes`: the whole amount of work, None if unknown. `print_line` prints a line; `add` calls it at most
+    once in `pause_seconds`.
     """
 
     def __init__(
@@ -54,15 +53,15 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the start of the work."""
         return self._clock() - self._begun
 
     def restart(self) -> None:
-        """The time counts from now: what came before, as the start of Spark, says nothing of the rate."""
+        """Restart the time, so that earlier work such as the start of Spark does not affect the rate."""
         self._begun = self._clock()
 
     def add(self, rows: int, size_bytes: int) -> None:
-        """So much more is done."""
+        """Add to the amount of work done."""
         with self._lock:
             self.rows += rows
             self.bytes += size_bytes
@@ -72,12 +71,12 @@ class Progress:
             self._said = now
             line = self.line()
             if line == self._line:
-                return  # the same again says nothing
+                return  # unchanged
             self._line = line
         self._say(line)
 
     def line(self) -> str:
-        """'archiving: 1,200,000 messages, 140.0 MiB of 1.2 GiB, 95.1 MiB/s, about 11 s left'."""
+        """Return 'archiving: 1,200,000 messages, 140.0 MiB of 1.2 GiB, 95.1 MiB/s, about 11 s left'."""
         seconds = max(self.seconds, 1e-3)
         rate = self.bytes / seconds
         whole = f" of {size_text(self.total_bytes)}" if self.total_bytes is not None else ""
@@ -92,7 +91,10 @@ class Progress:
 
 @contextmanager
 def shown(output: Output, text: str, total_bytes: int | None) -> Iterator[Progress]:
-    """A progress that is seen on standard error, except with --quiet or --json."""
+    """Yield a progress that is shown on standard error, unless --quiet or --json is given.
+
+    On a terminal one line is updated; elsewhere a line is printed every LINE_SECONDS.
+    """
     if output.quiet or output.json:
         yield Progress(text, total_bytes)
         return
@@ -111,15 +113,13 @@ def shown(output: Output, text: str, total_bytes: int | None) -> Iterator[Progre
         click.echo(CLEAR_LINE, err=True, nl=False)
 
 
-# What Spark's error says of ours: the sentence of a tfmq error that a task or a data source raised, as that error.
-
 RAISED: Final = re.compile(r"(?:^\s*(?:[\w.]*\.)?|: tfmq\.[\w.]*)\b(\w+): (.+)$", re.MULTILINE)
-"""A traceback's last line, as Python prints it, or what Spark says of a data source's error in front of it."""
+"""The last line of a Python traceback, or a data source's error after Spark's prefix."""
 BY_NAME: Final = {each.__name__: each for each in CLASSES}
 
 
 def error_in(error: BaseException) -> TfmqError | None:
-    """The tfmq error that is somewhere in the text of Spark's, the last one where there are several."""
+    """Return the last TfmqError named in the text of a Spark error; None if there is none."""
     found = None
     for match in RAISED.finditer(str(error)):
         kind = BY_NAME.get(match[1])
@@ -129,18 +129,13 @@ def error_in(error: BaseException) -> TfmqError | None:
 
 
 def reason_in(error: BaseException) -> str | None:
-    """The first line of what Java's exception says, without its class; None where there is none."""
+    """Return the first line of the Java exception's message, without its class; or None."""
     java = getattr(error, "java_exception", None)
     if java is None:
         return None
     text = str(java.getMessage() or java.toString())
     return text.splitlines()[0] if text else None
 
-
-# Work that Spark spreads over its executors: one task an item, results on the driver, progress while it runs.
-#
-# What tasks read and write goes past Spark: only items and small results travel. An error that is expected comes back
-# as a value, so that its sentence stays what it is; only what nobody foresaw fails the task, and Spark tries it again.
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -149,7 +144,7 @@ LOOK_SECONDS: Final = 0.2
 
 
 class Done(NamedTuple, Generic[Result]):
-    """What a task came to: its result, and how much it did."""
+    """Result of a task, and the amount of its work."""
 
     result: Result
     rows: int
@@ -157,7 +152,7 @@ class Done(NamedTuple, Generic[Result]):
 
 
 class Failure(NamedTuple):
-    """An error that travels: pickled exceptions lose what is given by name."""
+    """A TfmqError as plain values: pickled exceptions lose their keyword arguments."""
 
     code: str
     sentence: str
@@ -168,7 +163,11 @@ class Failure(NamedTuple):
 
 
 def attempted(work: Callable[[Item], Done[Result]], item: Item) -> Done[Result] | Failure:
-    """The work, or the error that it met."""
+    """Call `work`; return its result, or its expected error as a value.
+
+    An error returned as a value reaches the user unchanged. Unexpected exceptions fail the task, and Spark retries
+    it.
+    """
     try:
         return work(item)
     except TfmqError as error:
@@ -184,7 +183,11 @@ def run_tasks(
     progress: Progress,
     title: str,
 ) -> list[Result]:
-    """The results, in the order of the items. `work` is pickled by its name. Raises the first error of a task."""
+    """Run one Spark task for each item, and return the results in the order of `items`.
+
+    `work` is pickled by its name. Tasks read and write their files themselves; only items and small results pass
+    through Spark. Raises the first error of a task.
+    """
     if not items:
         return []
     context = session.sparkContext
@@ -219,7 +222,7 @@ def run_tasks(
 
 
 def follow(running: Future[Any], tally: Callable[[], tuple[int, int]], progress: Progress) -> None:
-    """Until it ends, add to `progress` what the tally gained."""
+    """Add to `progress` what `tally` gains, until `running` ends."""
     before = (0, 0)
     while True:
         ended = bool(wait([running], LOOK_SECONDS).done)
@@ -233,7 +236,7 @@ def follow(running: Future[Any], tally: Callable[[], tuple[int, int]], progress:
 def inline(
     work: Callable[[Item], Done[Result]], items: Sequence[Item], progress: Progress, title: str
 ) -> list[Result]:
-    """The same in this thread, without Spark."""
+    """Run the tasks in this thread, without Spark; otherwise as `run_tasks`."""
     results = []
     for item in items:
         done = attempted(work, item)
@@ -245,7 +248,7 @@ def inline(
 
 
 class SparkTasks:
-    """Runs tasks in a session that is asked for with the first ones: who has nothing to do starts no Java."""
+    """Runs tasks in a session that is started with the first ones: without tasks no Java starts."""
 
     def __init__(self, start: Callable[[], SparkSession]) -> None:
         self._start = start
@@ -262,14 +265,15 @@ class SparkTasks:
         return run_tasks(self._session, work, items, progress, title)
 
 
-# How far a query of Spark is, by the tasks of the stage that reads: told to a progress while it runs.
-
 WATCH_SECONDS: Final = 0.5
 
 
 @contextmanager
 def watched(context: SparkContext, progress: Progress) -> Iterator[None]:
-    """While the block runs, `progress` goes towards its total as tasks of the first stage end."""
+    """While the block runs, advance `progress` as tasks of the first stage end.
+
+    For a query whose tasks do not report their own progress: `total_bytes` is reached at the end of the block.
+    """
     ended = threading.Event()
     thread = threading.Thread(
         target=_watch, args=(context, progress, ended), name="tfmq progress", daemon=True
