@@ -71,7 +71,8 @@ class Slots:
         finally:
             file.close()
         parts = (data[: self._slot_size], data[self._slot_size :])
-        return [n for n in (0, 1) if any(parts[n]) and self._decode(data, n) is None]
+        bad = [n for n in (0, 1) if self._decode(data, n) is None]
+        return bad if len(bad) == 1 else [n for n in bad if any(parts[n])]
 
     def write(self, payload: bytes, force: bool) -> int:
         """Write the older slot and return its sequence.

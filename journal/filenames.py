@@ -169,6 +169,12 @@ def known_in_partition(name: str, suffix: str = SEGMENT_SUFFIX) -> bool:
     return match is not None and match[2].startswith(known)
 
 
+def is_trace(name: str) -> bool:
+    """True for a snapshot or an index: a log that has one has had a segment."""
+    match = _OFFSET_NAME.fullmatch(name)
+    return match is not None and match[2] in (INDEX_SUFFIX, STATE_SUFFIX)
+
+
 def is_aside(name: str) -> bool:
     """True if a repair has set aside a file or folder of this name."""
     return _ASIDE_NAME.fullmatch(name) is not None

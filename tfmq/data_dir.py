@@ -16,6 +16,7 @@ from zlib import crc32
 
 from journal.errors import Corrupt, NewerFormat
 from journal.filenames import LOCK_NAME, mark_name, parse_partition_folder, parse_segment_name
+from journal.log.recovery import FILES_GONE
 from tfmq.errors import NOT_DONE, ConfigError
 
 META_NAME: Final = "meta"
@@ -52,7 +53,9 @@ shell opened, the folder of a mounted disk, files of a version control system.""
 _CHECKED = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}\n?', re.DOTALL)
 
 LOST: Final = "its folder was gone at a start"
-"""The start of the stop reason of a partition whose folder did not exist at the start."""
+"""How the reason of a partition's stop begins when its folder was not there."""
+LOSSES: Final = (LOST, FILES_GONE)
+"""How the reason of the stop of a log begins that has lost everything it held."""
 
 
 class Version(NamedTuple):

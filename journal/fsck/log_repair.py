@@ -24,9 +24,10 @@ from zlib import crc32
 from journal import filenames
 from journal.disk import Disk, File, write_all
 from journal.errors import Corrupt, NewerFormat
-from journal.fsck.log_verify import Stretch, find_log_id, survey
+from journal.fsck.log_verify import NO_SEGMENT, Stretch, find_log_id, survey
 from journal.log.checkpoint import MarkFile, Marks, read_log_id, read_snapshot, read_snapshot_log_id
 from journal.log.index import Index
+from journal.log.recovery import FILES_GONE
 from journal.log.segment import SCAN_SIZE, Segment
 from journal.record.block_trailer import (
     CONTROL_SIZE,
@@ -64,7 +65,11 @@ MARK_NOTE: Final = (
     "written again from the segments; unknown: whether the log was stopped, where its tail was truncated, and whether"
     " it was truncated inside its first segment, whose messages are then visible again"
 )
-UNCERTAIN = "ids and flags of the records kept here are as found, not verified"
+GONE_NOTE: Final = (
+    "what followed in the last second before the server ended, and how much that was, is not known"
+)
+GIVEN_UP_NOTE: Final = "what was in them is given up: the next start takes messages again"
+UNCERTAIN = "ids and flags of the records kept here are as they were found, not proven"
 
 
 @dataclass(frozen=True)
@@ -115,20 +120,49 @@ def repair(
     )
     paths = [filenames.join(folder, filenames.segment_name(base, suffix)) for base in bases]
     log_id = _whose(disk, folder, paths, expected)
+    if log_id is None and not bases and disk.exists(filenames.join(folder, filenames.mark_name())):
+        log_id = expected  # nothing says it but the caller
     if log_id is None:
         return []
     checkpoint, mark_fault = _read_mark(disk, folder, log_id)
-    if checkpoint is None and bases and not mark_fault:
-        mark_fault = "it is missing or empty, and there are segments"
+    has_traces = any(map(filenames.is_trace, disk.list(folder)))
+    if checkpoint is None and (bases or has_traces) and not mark_fault:
+        mark_fault = "it is missing or empty, and there are segments, or were"
     done = _mend_states(disk, folder, log_id, dry_run)
+    if checkpoint is not None and (checkpoint.stopped or "").startswith(FILES_GONE):
+        done.append(
+            _of_file(
+                filenames.join(folder, filenames.mark_name()), f"stopped: {checkpoint.stopped}", GIVEN_UP_NOTE
+            )
+        )
+        checkpoint = checkpoint._replace(stopped=None)
+        if not dry_run:
+            MarkFile(disk, folder, log_id).settle(checkpoint)
+    own = _starts(disk, folder, log_id, checkpoint)
+    known = {**own, **starts}
+    proof = own if bases else known
+    if checkpoint is not None and max(proof) > checkpoint.forced:
+        # A snapshot describes only what was forced: up to there the log was on the disk.
+        checkpoint = checkpoint._replace(forced=max(proof), forced_ordinal=proof[max(proof)])
     if not bases:
-        if checkpoint is None or checkpoint.first == checkpoint.forced:
+        end = max(known, default=0)
+        is_lost = mark_fault if checkpoint is None else not checkpoint.clean or checkpoint.first < end
+        if not is_lost:
             return done
-        # No segment is left: the log continues at the durable offset, as after a start.
-        bases = [checkpoint.forced]
+        # No segment is left: the log goes on where it is known to have ended, as a start would have it.
+        bases = [end]
+        if checkpoint is None or checkpoint.first == end:
+            done.append(_of_file(folder, NO_SEGMENT, f"an empty one begins at {end}; {GONE_NOTE}"))
         if dry_run:
-            return [*done, _begin_later(disk, folder, log_id, checkpoint, bases, suffix, dry_run)]
-        disk.create(filenames.join(folder, filenames.segment_name(checkpoint.forced, suffix))).close()
+            if mark_fault:
+                done.append(_mend_mark(disk, folder, log_id, bases, known, suffix, mark_fault, dry_run))
+            elif checkpoint is not None and checkpoint.first < end:
+                done.append(_begin_later(disk, folder, log_id, checkpoint, bases, suffix, dry_run))
+            return done
+        index = filenames.join(folder, filenames.index_name(end))
+        if disk.exists(index):
+            disk.unlink(index)
+        disk.create(filenames.join(folder, filenames.segment_name(end, suffix))).close()
         disk.force_folder(folder)
     if (
         checkpoint is not None
@@ -139,7 +173,7 @@ def repair(
         disk.create(filenames.join(folder, filenames.segment_name(checkpoint.first, suffix))).close()
         disk.force_folder(folder)
         bases.insert(0, checkpoint.first)
-    starts = {**_starts(disk, folder, log_id, checkpoint), **starts}
+    starts = known
     edge = _Edge(
         checkpoint.first_ordinal if checkpoint is not None and bases[0] <= checkpoint.first else None
     )
@@ -169,7 +203,7 @@ def repair(
     if checkpoint is not None and checkpoint.first < bases[0] and not mark_fault:
         done.append(_begin_later(disk, folder, log_id, checkpoint, bases, suffix, dry_run))
     if mark_fault:
-        done.append(_mend_mark(disk, folder, log_id, bases, suffix, mark_fault, dry_run))
+        done.append(_mend_mark(disk, folder, log_id, bases, known, suffix, mark_fault, dry_run))
     elif checkpoint is not None:
         done += _mend_slots(disk, folder, log_id, dry_run)
     return done
@@ -319,20 +353,29 @@ def _mend_states(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[Re
 
 
 def _mend_mark(
-    disk: Disk, folder: str, log_id: int, bases: list[int], suffix: str, reason: str, dry_run: bool
+    disk: Disk,
+    folder: str,
+    log_id: int,
+    bases: list[int],
+    starts: Mapping[int, int],
+    suffix: str,
+    reason: str,
+    dry_run: bool,
 ) -> Repaired:
     """Write `log.mark` again from the block trailers of the repaired segments."""
     path = filenames.join(folder, filenames.mark_name())
     if not dry_run:
-        checkpoint = _marks_of_segments(disk, folder, log_id, bases, suffix)
+        checkpoint = _marks_of_segments(disk, folder, log_id, bases, starts, suffix)
         if disk.exists(path):
             disk.rename(path, path + filenames.DAMAGED_SUFFIX)
         MarkFile(disk, folder, log_id).settle(checkpoint)
     return _of_file(path, reason, MARK_NOTE)
 
 
-def _marks_of_segments(disk: Disk, folder: str, log_id: int, bases: list[int], suffix: str) -> Marks:
-    """Return a checkpoint with only what the segments' block trailers report as durable."""
+def _marks_of_segments(
+    disk: Disk, folder: str, log_id: int, bases: list[int], starts: Mapping[int, int], suffix: str
+) -> Marks:
+    """Return the lowest marks that are true of the segments: what block trailers say is durable, and no more."""
     first_ordinal: int | None = None
     durable, forced_ordinal, append_time, epoch = bases[0], 0, 0, 0
     ordinals: dict[int, int] = {}
@@ -349,7 +392,9 @@ def _marks_of_segments(disk: Disk, folder: str, log_id: int, bases: list[int], s
                 append_time, epoch = max(append_time, trailer.append_time), max(epoch, trailer.epoch)
         finally:
             segment.close()
-    return Marks(bases[0], first_ordinal or 0, durable, forced_ordinal, append_time, epoch)
+    if first_ordinal is None:
+        first_ordinal = forced_ordinal = starts.get(bases[0], 0)
+    return Marks(bases[0], first_ordinal, durable, forced_ordinal, append_time, epoch)
 
 
 def _of_file(path: str, reason: str, note: str) -> Repaired:

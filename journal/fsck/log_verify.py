@@ -188,6 +188,8 @@ Progress = Callable[[str, int, int], None]
 DAMAGE = "damage"
 NOTE = "note"
 
+NO_SEGMENT: Final = "bytes are missing: there is no segment file, and there was one"
+
 STOPPED = "stopped: "
 """Before the reason, in what is told of a log that takes no writes."""
 
@@ -248,7 +250,8 @@ def verify(
     partitions = [child for child in children if filenames.parse_partition_folder(child) is not None]
     partitions = [child for child in partitions if disk.is_folder(filenames.join(path, child))]
     is_partition = filenames.mark_name() in children or any(
-        filenames.parse_segment_name(child, suffix) is not None for child in children
+        filenames.parse_segment_name(child, suffix) is not None or filenames.is_trace(child)
+        for child in children
     )
     if not is_partition and not partitions:
         raise FileNotFoundError(f"{path} has neither segment files nor folders of partitions")
@@ -276,6 +279,8 @@ class _Folder:
         self.ordinal: int | None = None
         self.previous: Control | None = None
         self.end: int | None = None
+        self.described = 0
+        """The highest offset of a snapshot: one is written only of what is forced."""
 
     def check(self, children: list[str], is_whole: bool = True) -> None:
         bases = sorted(b for c in children if (b := filenames.parse_segment_name(c, self.suffix)) is not None)
@@ -284,7 +289,7 @@ class _Folder:
         for child in children:
             self._other(child)
         if is_whole:
-            self._mark(bases)
+            self._mark(bases, any(map(filenames.is_trace, children)))
 
     def find(self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE) -> None:
         self.report.findings.append(
@@ -422,6 +427,7 @@ class _Folder:
         if offset is not None and self.log_id is not None:
             try:
                 read_snapshot(self.disk, self.folder, offset, self.log_id)
+                self.described = max(self.described, offset)
             except Corrupt as error:
                 self.find(child, error.first, error.next, error.reason, "snapshot", NOTE)
             except NewerFormat as error:
@@ -429,12 +435,14 @@ class _Folder:
         elif not filenames.known_in_partition(child, self.suffix):
             self.find(child, 0, 0, "a name that the journal does not use", "name", NOTE)
 
-    def _mark(self, bases: list[int]) -> None:
+    def _mark(self, bases: list[int], has_traces: bool) -> None:
         file = filenames.mark_name()
         try:
             if self.log_id is None:
                 self.log_id = read_log_id(self.disk, self.folder)
             if self.log_id is None:
+                if has_traces and not bases:
+                    self.find(file, 0, 0, NO_SEGMENT, "first")
                 return
             mark_file = MarkFile(self.disk, self.folder, self.log_id)
             checkpoint = mark_file.read()
@@ -450,14 +458,8 @@ class _Folder:
                 self.find(file, 0, 0, "it is missing, and there are segments", "mark", NOTE)
             elif checkpoint is not None and bases:
                 self._compare_mark(file, checkpoint, bases)
-            elif checkpoint is not None and checkpoint.first < checkpoint.forced:
-                self.find(
-                    file,
-                    checkpoint.first,
-                    checkpoint.forced,
-                    "bytes are missing: there is no segment file",
-                    "first",
-                )
+            elif checkpoint is not None and not (checkpoint.clean and checkpoint.first == checkpoint.forced):
+                self.find(file, checkpoint.first, checkpoint.forced, NO_SEGMENT, "first")
             if checkpoint is not None and checkpoint.stopped is not None:
                 self.find(file, 0, 0, f"{STOPPED}{checkpoint.stopped}", "stopped", NOTE)
 
@@ -467,6 +469,9 @@ class _Folder:
             self.find(
                 file, end, marks.forced, f"durable up to {marks.forced}, the segments end at {end}", "forced"
             )
+        elif self.described > end:
+            what = f"it describes the log up to {self.described}, the segments end at {end}"
+            self.find(filenames.state_name(self.described), end, self.described, what, "offset")
         if marks.first < bases[0]:
             self.find(file, marks.first, bases[0], "bytes are missing before the first segment", "first")
 

@@ -181,7 +181,7 @@ class Reader:
                     file, base = segments[number].file, segments[number].base
                     end = min(segment_set.end, limit_of(segments, number))
                     pread = file.pread_cached if cached else file.pread
-                return pread(min(size, end - offset), offset - base)
+                return pread(max(0, min(size, end - offset)), offset - base)
 
             yield read
 

@@ -25,6 +25,7 @@ from journal.log.checkpoint import (
     with_start,
 )
 from journal.log.recovery_rules import (
+    ALL_MISSING,
     Damage,
     FileFound,
     FolderFound,
@@ -59,6 +60,9 @@ OTHER_LOG_SIZE_MAX: Final = 1 << 20
 """Bytes searched for a block trailer of another log."""
 
 FIRST_EPOCH: Final = 1
+
+FILES_GONE: Final = "its record files were gone at a start"
+"""How the reason of a log's stop begins when no segment was there."""
 
 
 class Opening:
@@ -106,9 +110,8 @@ class Opening:
             (checkpoint.forced, checkpoint.forced_ordinal), (snapshot.offset, snapshot.ordinal)
         )
         needed = min(first, snapshot.offset)
-        found = FolderFound(
-            status, checkpoint.clean and durable == checkpoint.forced, first, durable, needed, files
-        )
+        clean = checkpoint.clean and durable == checkpoint.forced
+        found = FolderFound(status, clean, first, durable, needed, files, self._has_traces())
         row = decide_folder(found)
         self.report.labels.append(row.label)
         if not resume:
@@ -121,6 +124,8 @@ class Opening:
             if status == "damaged" and files:
                 self.extent.stopped = "log.mark was damaged, so it is not known whether the log was stopped"
         if row.decision.create:
+            if row.label == ALL_MISSING and not resume:
+                self.extent.stopped = f"{FILES_GONE}: what was in them is lost, unless you bring them back"
             self._create(checkpoint, durable, ordinal)
             return
         self._take_marks(checkpoint)
@@ -182,6 +187,9 @@ class Opening:
                 found.append(FileFound(offset, self._disk.size(filenames.join(self._folder, name))))
         return tuple(sorted(found))
 
+    def _has_traces(self) -> bool:
+        return any(filenames.is_trace(name) for name in self._disk.list(self._folder))
+
     def _take_marks(self, marks: Marks) -> None:
         segment_set = self.extent
         segment_set.first, segment_set.first_ordinal, segment_set.forced, segment_set.forced_ordinal = marks[
@@ -194,9 +202,11 @@ class Opening:
         )
 
     def _create(self, marks: Marks, forced: int, ordinal: int) -> None:
-        """Create a segment in a log that has none.
+        """Create the first segment of a log that has no segment, or an empty one.
 
-        The log is new, its creation was interrupted, or all segments were lost.
+        The log is new, its creation was interrupted, or all its segments are lost. The segment is created before the
+        mark, so that a mark without a segment is damage. If segments were lost, the mark is written first: it has the
+        reason of the stop.
         """
         segment_set = self.extent
         self._take_marks(marks)
@@ -209,8 +219,14 @@ class Opening:
         if forced > marks.first:
             segment_set.epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), cut=True)
             segment_set.starts = with_start(marks.starts, segment_set.epoch, forced)
-        self.mark.settle(segment_set.marks())
+        if segment_set.stopped is not None:
+            self.mark.settle(segment_set.marks())
+        path = filenames.join(self._folder, filenames.segment_name(forced, self._options.suffix))
+        if self._disk.exists(path):
+            self._disk.unlink(path)
         segment_set.segments = (self._new_segment(forced),)
+        if segment_set.stopped is None:
+            self.mark.settle(segment_set.marks())
 
     def _new_segment(self, offset: int) -> Segment:
         segment = Segment.create(self._disk, self._folder, offset, self._log_id, self._options.suffix)

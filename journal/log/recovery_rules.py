@@ -21,6 +21,10 @@ Damage = tuple[int, int, str]
 """(first, next, reason): offsets that cannot be read, `first <= x < next`."""
 
 
+ALL_MISSING: Final = "all segments missing"
+"""A label: the first file of a log is made before its mark, so one was there."""
+
+
 class FileFound(NamedTuple):
     """A segment file: the offset in its name, and its size in bytes."""
 
@@ -36,9 +40,8 @@ class FileFound(NamedTuple):
 class FolderFound:
     """Facts about the folder of a log.
 
-    `checkpoint` is "good", "none" or "damaged"; `first` and `durable` are read from it, or the lowest
-    possible values. `files` are sorted by offset; those before `needed` are obsolete. `needed` is `first`, or
-    the newest snapshot's offset if that is lower.
+    `files` by rising offset; those before `needed` are of no more use: it is `first`, or the newest snapshot's
+    offset if that is lower. `traces`: whether there is an index or a snapshot, which no log has before its first file.
     """
 
     mark: str
@@ -47,6 +50,7 @@ class FolderFound:
     forced: int
     needed: int
     files: tuple[FileFound, ...]
+    traces: bool = False
 
     @property
     def live(self) -> tuple[FileFound, ...]:
@@ -134,10 +138,21 @@ class Row(Generic[Found, Decision]):
 
 FOLDER: Final[tuple[Row[FolderFound, FolderDecision], ...]] = (
     Row(
-        "empty folder", lambda f: not f.files and f.mark != "good", FolderDecision(Walk.NOTHING, create=True)
+        "empty folder",
+        lambda f: not f.files and f.mark == "none" and not f.traces,
+        FolderDecision(Walk.NOTHING, create=True),
     ),
-    Row("unfinished creation", lambda f: not f.files and f.forced == f.first, FolderDecision(create=True)),
-    Row("all segments missing", lambda f: not f.files, FolderDecision(create=True)),
+    Row(
+        "nothing missing",
+        lambda f: not f.files and f.clean and f.forced == f.first,
+        FolderDecision(create=True),
+    ),
+    Row(ALL_MISSING, lambda f: not f.files, FolderDecision(create=True)),
+    Row(
+        "unfinished creation",
+        lambda f: f.mark == "none" and not f.traces and [file.size for file in f.files] == [0],
+        FolderDecision(Walk.NOTHING, create=True),
+    ),
     Row("mark damaged", lambda f: f.mark == "damaged", FolderDecision()),
     Row("mark missing", lambda f: f.mark == "none", FolderDecision()),
     Row("missing segment", lambda f: bool(f.holes) and f.holes[0][0] == f.first, FolderDecision()),

@@ -171,12 +171,12 @@ class Segment:
             self.index_error = error
 
     def pread(self, size: int, position: int) -> bytes:
-        """Read up to `size` bytes of the log from `position`. Raises OSError, Closed."""
-        return self.file.pread(min(size, self.size - position), position)
+        """Up to `size` bytes of the log from `position`; none behind its end. Raises OSError, Closed."""
+        return self.file.pread(max(0, min(size, self.size - position)), position)
 
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
-        """As `pread`, but None if the read would wait for the disk."""
-        return self.file.pread_cached(min(size, self.size - position), position)
+        """As `pread`, but None where it would wait for the disk."""
+        return self.file.pread_cached(max(0, min(size, self.size - position)), position)
 
     def force(self) -> None:
         """Fsync the file: every byte written is durable on return.

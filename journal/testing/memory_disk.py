@@ -478,6 +478,8 @@ class SimulatedFile:
 
     def pread(self, size: int, position: int) -> bytes:
         self._check("read")
+        if size < 0 or position < 0:  # as the system refuses it; a slice would count from the end
+            raise failure(errno.EINVAL, self.path)
         return bytes(self.content.data[position : position + size])
 
     def pread_into(self, buffer: bytearray | memoryview, position: int) -> int:

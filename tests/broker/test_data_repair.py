@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Callable
 
 import pytest
 
 from journal.errors import Corrupt
+from journal.fsck.log_verify import NO_SEGMENT
 from journal.testing import Moment, SimulatedDisk
-from tests.broker.helpers import DATA, Broker
+from tests.broker.helpers import DATA, Broker, after
 from tests.scale import scaled, seeded
 from tfmq.broker.catalog_state import ID_SLACK
 from tfmq.broker.data_repair import DataRepaired, Mended, repair_data, verify_data
@@ -261,6 +263,79 @@ def test_a_folder_that_may_not_be_read_is_no_damage_of_what_is_in_it(folder: str
         repair_data(broker.disk, DATA)
     disk.forbidden = ""
     assert Broker(broker.disk, broker.clock).engine.node == broker.engine.node
+
+
+def left_without_records(name: str, suffix: str) -> tuple[SimulatedDisk, Broker, list[str]]:
+    """Killed at once after its first sends: nothing but the record files has these, and they are gone."""
+    broker = Broker()
+    broker.create("orders", 2)
+    producer = broker.lease()
+    broker.produce(producer, 0, [b"hello"] * 20)
+    broker.delay(producer, 20, [b"later"] * 5, due=after(3600_000))
+    disk = broker.disk.crash(keep="everything")
+    gone = [f"{DATA}/{name}/{each}" for each in disk.list(f"{DATA}/{name}") if each.endswith(suffix)]
+    for path in gone:
+        disk.unlink(path)
+    assert gone and any(report.damaged for report in verify_data(disk, DATA))
+    return disk, broker, gone
+
+
+@pytest.mark.parametrize("how", ["resume", "repair"])
+def test_a_partition_whose_only_record_file_is_gone_is_stopped_until_it_is_given_up(how: str) -> None:
+    disk, broker, _ = left_without_records("orders-0", ".zxQueue")
+    again = Broker(disk, broker.clock)
+    (stopped,) = again.engine.status_map()["stopped"]  # type: ignore[misc]
+    assert stopped["partition"] == 0 and "were gone at a start" in stopped["reason"]
+    again.stop()
+    assert any(report.damaged for report in verify_data(disk, DATA))
+    if how == "repair":
+        (done,) = repair_data(disk, DATA).logs
+        assert "were gone at a start" in done.reason and "given up" in done.note
+    again = Broker(disk, broker.clock)
+    if how == "resume":
+        again.ask(commands.ResumePartition("orders", 0))
+        again.work()
+    assert again.produce(again.lease(), 0, [b"new"]).code == "ok"
+    again.stop()
+    assert not any(report.damaged for report in verify_data(disk, DATA))
+
+
+def test_a_repair_of_a_partition_whose_only_record_file_is_gone_says_so_and_serves_it() -> None:
+    disk, broker, _ = left_without_records("orders-0", ".zxQueue")
+    done = repair_data(disk, DATA)
+    assert [each.reason for each in done.logs] == [NO_SEGMENT] and not done.refused
+    assert not any(report.damaged for report in verify_data(disk, DATA))
+    again = Broker(disk, broker.clock)
+    assert again.engine.status_map()["stopped"] == []
+    assert again.produce(again.lease(), 0, [b"new"]).code == "ok"
+
+
+@pytest.mark.parametrize("repaired", [False, True])
+def test_arrivals_whose_only_file_is_gone_are_named_and_what_else_is_there_is_served(
+    repaired: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, broker, _ = left_without_records("delay/arrivals", ".arrivals")
+    if repaired:
+        assert [each.reason for each in repair_data(disk, DATA).logs] == [NO_SEGMENT]
+    caplog.clear()
+    again = Broker(disk, broker.clock)
+    named = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert repaired != any("record files were gone at a start" in each.getMessage() for each in named)
+    assert again.payloads() == [b"hello"] * 20
+    assert again.delay(again.lease(), 0, [b"new"]).code == "ok"
+    again.stop()
+    assert not any(report.damaged for report in verify_data(disk, DATA))
+
+
+def test_a_catalog_whose_only_file_is_gone_is_refused_and_rebuilt() -> None:
+    disk, broker, _ = left_without_records("meta", ".catalog")
+    before = disk.list(META)
+    with pytest.raises(Corrupt, match="the catalog is missing"):
+        Broker(disk, broker.clock)
+    assert [name for name in before if name not in disk.list(META)] == []
+    assert repair_data(disk, DATA).folder
+    again = Broker(disk, broker.clock)
+    assert again.payloads() == [b"hello"] * 20 and again.lease() > ID_SLACK
 
 
 @pytest.mark.parametrize("name", ["orders-1", "transactions", "delay", "delay/arrivals"])

@@ -11,6 +11,7 @@ from journal.testing import Moment, SimulatedClock, SimulatedDisk
 from tests.broker.helpers import DATA, Answer, Broker, after, handles
 from tests.scale import scaled, seeded
 from tfmq.apply_target import ARRIVALS_KEY
+from tfmq.broker.data_repair import repair_data, verify_data
 from tfmq.broker.startup import ARRIVALS_NAME, DELAY_FOLDER, NEW_DELAY_MARKER
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID
 from tfmq.protocol.delayed_handle import read_dues
@@ -408,3 +409,28 @@ def test_a_start_that_cannot_mend_the_arrivals_ends_and_gives_up_nothing(kind: s
     assert again.engine.house.delay.status()["damaged"] == 1
     again.advance(3_601)
     assert again.payloads() == [b"one", b"three", b"four"]
+
+
+@pytest.mark.parametrize("size", [None, 0, 100], ids=["deleted", "empty", "cut"])
+def test_arrivals_cut_below_what_is_in_buckets_lose_only_what_is_in_none(size: int | None) -> None:
+    """The start mends them, as a repair before it would: what is in the buckets is served, the rest is told as lost."""
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.delay(producer, 0, [b"in a bucket"], due=after(3_600_000))
+    broker.advance(300)
+    broker.delay(producer, 1, [b"lost", b"lost"], due=after(3_600_000))
+    broker.stop()
+    disk = broker.disk
+    (path,) = [f"{ARRIVALS}/{name}" for name in disk.list(ARRIVALS) if name.endswith(ARRIVALS_SUFFIX)]
+    if size is None:
+        disk.unlink(path)
+    else:
+        disk.write_file(path, disk.read_file(path)[:size])
+    again = Broker(disk.crash(keep="everything"), broker.clock)
+    assert again.engine.house.delay.status()["damaged"] >= 2
+    assert delivered(again) == [b"in a bucket"]
+    done = repair_data(disk, DATA)
+    assert sum(each.lost for each in done.logs) >= 2 and not done.refused
+    assert not any(report.damaged for report in verify_data(disk, DATA))
+    assert delivered(Broker(disk, broker.clock)) == [b"in a bucket"]

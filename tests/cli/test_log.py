@@ -96,6 +96,33 @@ def test_damage_is_found_named_and_mended(offline: Cli, partition: Path) -> None
     assert offline("log", "repair", str(partition)).err == "nothing to repair\n"
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_partition_without_a_record_file_is_damage(offline: Cli, partition: Path, alone: bool) -> None:
+    (segment,) = partition.glob("*.zxQueue")
+    segment.unlink()
+    path = str(partition if alone else partition.parent)
+    if not alone:
+        (partition.parent / "meta").mkdir()
+    told = offline("log", "verify", path)
+    assert told.code == 4 and "no segment file" in " ".join(told.out.decode().split())
+    assert "missing" in offline("log", "repair", path).out.decode()
+    assert not [
+        row for row in offline("log", "verify", path, "--json").json["findings"] if "orders-0" in row["file"]
+    ]
+
+
+def test_with_notes_alone_there_is_no_damage_and_the_sentence_counts_them(
+    offline: Cli, partition: Path
+) -> None:
+    for state in partition.glob("*.state"):
+        state.write_bytes(state.read_bytes()[:-1] + b"#")
+    mark = partition / "log.mark"
+    mark.write_bytes(mark.read_bytes()[:4096])
+    told = offline("log", "verify", str(partition))
+    assert told.code == 0 and told.out.count(b"note ") == 2
+    assert "no damage, 2 notes: what the next start" in told.err
+
+
 def test_what_cannot_be_looked_at_is_a_sentence(offline: Cli, tmp_path: Path, partition: Path) -> None:
     for command in ("dump", "verify", "repair"):
         ran = offline("log", command, str(tmp_path / "none"))

@@ -10,6 +10,7 @@ from journal.errors import Corrupt, NewerFormat
 from journal.filenames import index_name, mark_name, segment_name, state_name
 from journal.log.checkpoint import MarkFile, WrongLog
 from journal.log.log import Log
+from journal.log.recovery import FILES_GONE
 from journal.log.recovery_rules import (
     FOLDER,
     TAIL,
@@ -22,8 +23,10 @@ from journal.log.recovery_rules import (
 )
 from journal.record.block_trailer import CONTROL_BODY, CONTROL_SIZE, decode_control
 from journal.record.format import HEADER, make_log_id
+from journal.testing import Moment
 from tests.journal.logs import FOLDER as PATH
 from tests.journal.logs import LOG_ID, Bench, make_disk
+from tests.scale import seeded
 
 ONE = 20 + 50 + CONTROL_SIZE
 """Bytes of an append of one record of 50 bytes."""
@@ -70,16 +73,24 @@ def test_the_rows_of_the_tail_table() -> None:
 
 
 def folder(
-    *files: tuple[int, int], mark: str = "good", clean: bool = False, first: int = 0, forced: int = 0
+    *files: tuple[int, int],
+    mark: str = "good",
+    clean: bool = False,
+    first: int = 0,
+    forced: int = 0,
+    traces: bool = False,
 ) -> str:
-    found = FolderFound(mark, clean, first, forced, first, tuple(FileFound(*file) for file in files))
+    found = FolderFound(mark, clean, first, forced, first, tuple(FileFound(*file) for file in files), traces)
     return decide_folder(found).label
 
 
 def test_the_rows_of_the_folder_table() -> None:
     assert folder(mark="none") == "empty folder"
-    assert folder() == "unfinished creation"
-    assert folder(forced=100) == "all segments missing"
+    assert folder(clean=True, traces=True) == "nothing missing"
+    assert folder() == folder(forced=100) == folder(clean=True, forced=100) == "all segments missing"
+    assert folder(mark="damaged") == folder(mark="none", traces=True) == "all segments missing"
+    assert folder((0, 0), mark="none") == "unfinished creation"
+    assert folder((0, 0), mark="none", traces=True) == "mark missing"
     assert folder((0, 10), mark="damaged") == "mark damaged"
     assert folder((0, 10), mark="none") == "mark missing"
     assert folder((10, 10)) == "missing segment"
@@ -90,7 +101,7 @@ def test_the_rows_of_the_folder_table() -> None:
     assert folder((0, 10), clean=True, forced=10) == "clean"
     assert folder((0, 10), (10, 0)) == "unfinished roll"
     assert folder((0, 10)) == "not closed"
-    assert len(FOLDER) == 13
+    assert len(FOLDER) == 14
 
 
 @pytest.fixture
@@ -290,13 +301,55 @@ def test_all_segments_missing(bench: Bench) -> None:
     assert log.recovery.labels == ["all segments missing"]
     assert (log.end_offset, log.end_ordinal) == (3 * ONE, 3)
     assert reads(log, 0).next == 3 * ONE
+    assert log.stopped is not None and log.stopped.startswith(FILES_GONE)
+    log.resume()
     goes_on(bench)
 
 
-def test_unfinished_creation(bench: Bench) -> None:
+@pytest.mark.parametrize("left", ["mark", "damaged mark", "index"])
+def test_a_file_that_is_gone_before_anything_says_what_it_held_stops_the_log(bench: Bench, left: str) -> None:
+    """Until the first rewrite of the mark, a second after the first force, that has not even the end."""
+    sent(bench, 3)
+    bench.log.force()
     bench.disk.unlink(segment(bench))
-    assert bench.kill().recovery.labels == ["unfinished creation"]
+    path = bench.path(mark_name())
+    if left == "damaged mark":
+        bench.disk.write_file(path, bytes(100) + b"x" * 100)
+    elif left == "index":
+        bench.disk.unlink(path)
+        bench.disk.write_file(bench.path(index_name(0)), b"")
+    for _ in range(2):
+        log = bench.kill()
+        assert log.stopped is not None and log.stopped.startswith(FILES_GONE)
+    log.resume()
+    assert log.recovery.labels[0] == "not closed"
     goes_on(bench)
+
+
+def test_nothing_missing(bench: Bench) -> None:
+    """A copy may leave an empty file out."""
+    bench.log.close()
+    bench.disk.unlink(segment(bench))
+    assert bench.open().recovery.labels == ["nothing missing"]
+    goes_on(bench)
+
+
+@pytest.mark.parametrize("keep", ["nothing", "everything", "some"])
+def test_unfinished_creation(keep: str) -> None:
+    """A crash at any moment of the making of a log leaves one that is new: no mark without a file."""
+    bench, moments = Bench(), []
+    bench.disk.after = lambda kind, path: moments.append(Moment(bench.disk))
+    bench.open()
+    bench.disk.after = None
+    labels = set()
+    for number, moment in enumerate(moments):
+        bench.disk, bench.sequence = moment.crash(seeded(keep, number), keep=keep), 0
+        log = bench.open()
+        labels.add(log.recovery.labels[0])
+        assert log.stopped is None
+        goes_on(bench)
+    assert labels <= {"empty folder", "unfinished creation", "not closed"}
+    assert keep != "everything" or "unfinished creation" in labels
 
 
 def test_unfinished_roll(bench: Bench) -> None:

@@ -12,10 +12,10 @@ import pytest
 from journal.clock import SimulatedClock
 from journal.dual_slot_file import SLOT_SIZE
 from journal.errors import Corrupt, NewerFormat
-from journal.filenames import index_name, mark_name, segment_name
+from journal.filenames import index_name, mark_name, segment_name, state_name
 from journal.fsck.log_repair import remove_originals, repair
 from journal.fsck.log_verify import find_log_id, verify
-from journal.log.checkpoint import MarkFile, Marks
+from journal.log.checkpoint import MarkFile, Marks, Snapshot, encode_snapshot
 from journal.log.log import Log
 from journal.log.segment import Segment
 from journal.log.segments import LogOptions
@@ -202,6 +202,54 @@ def test_a_file_that_lost_its_end_gets_its_size_back() -> None:
         assert len(after) == len(data)
         assert sum(block.control.records for block in blocks_of(after, 0, LOG_ID)) == 12
         assert not verify(disk, FOLDER).damaged
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_file_that_ends_before_the_place_where_the_log_begins_becomes_fillers(size: int) -> None:
+    """As after a purge in the middle of a segment; what lies before its place is given up, and no loss."""
+    disk, data, starts, paths = written(groups_of_three(5))
+    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(starts[2], 6, len(data), 15, 9999, 1))
+    disk.write_file(paths[0], data[:size])
+    done = repair(disk, FOLDER)
+    assert [(r.first, r.next, r.lost) for r in done] == [(0, starts[2], 0), (starts[2], len(data), 9)]
+    assert disk.size(paths[0]) == len(data)
+    assert not verify(disk, FOLDER, records=True).damaged and repair(disk, FOLDER) == []
+
+
+@pytest.mark.parametrize("left", ["mark", "damaged mark", "snapshot"])
+def test_a_log_without_a_segment_goes_on_where_it_is_known_to_have_ended(left: str) -> None:
+    disk, _, starts, paths = written(groups_of_three(5))
+    disk.unlink(paths[0])
+    mark, end, ordinal = f"{FOLDER}/{mark_name()}", 0, 0
+    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, 0, 0, 0, 1))
+    if left == "damaged mark":
+        disk.write_file(mark, b"x" * SLOT_SIZE)
+    elif left == "snapshot":
+        end, ordinal = starts[2], 6
+        disk.write_file(
+            f"{FOLDER}/{state_name(end)}", encode_snapshot(LOG_ID, Snapshot(end, ordinal, 9, {}, b""))
+        )
+    assert verify(disk, FOLDER).damaged
+    rehearsed = repair(disk, FOLDER, dry_run=True, expected=LOG_ID)
+    assert paths[0] not in [f"{FOLDER}/{name}" for name in disk.list(FOLDER)]
+    done = repair(disk, FOLDER, expected=LOG_ID)
+    assert done == rehearsed and any("missing" in each.reason for each in done)
+    assert not verify(disk, FOLDER).damaged and repair(disk, FOLDER, expected=LOG_ID) == []
+    log = Log.open(disk, FOLDER, log_id=LOG_ID, clock=SimulatedClock())
+    assert (log.stopped, log.end_offset, log.end_ordinal, log.damage) == (None, end, ordinal, [])
+
+
+def test_a_snapshot_beyond_the_end_says_what_was_forced() -> None:
+    disk, data, starts, paths = written(groups_of_three(5))
+    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, 0, 0, 0, 1))
+    disk.write_file(
+        f"{FOLDER}/{state_name(starts[3])}", encode_snapshot(LOG_ID, Snapshot(starts[3], 9, 9, {}, b""))
+    )
+    disk.write_file(paths[0], data[: starts[2]])
+    assert verify(disk, FOLDER).damaged
+    (repaired,) = repair(disk, FOLDER)
+    assert (repaired.first, repaired.next, repaired.lost) == (starts[2], starts[3], 3)
+    assert not verify(disk, FOLDER).damaged
 
 
 def test_where_an_append_came_from_stays_if_its_control_record_does() -> None:

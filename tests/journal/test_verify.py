@@ -199,12 +199,19 @@ def test_a_slot_of_the_mark_that_is_not_whole_is_a_note(disk: SimulatedDisk, slo
     assert (finding.first, finding.next) == (slot * SLOT_SIZE, (slot + 1) * SLOT_SIZE)
 
 
-def test_a_stopped_log_without_a_segment_is_a_note(disk: SimulatedDisk) -> None:
+def test_a_mark_without_a_segment_is_damage_unless_nothing_was_in_it(disk: SimulatedDisk) -> None:
     for name in disk.list(FOLDER):
         disk.unlink(f"{FOLDER}/{name}")
-    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, 0, 0, 1001, 1, stopped="the disk said EIO"))
+    mark = MarkFile(disk, FOLDER, LOG_ID)
+    mark.settle(Marks(0, 0, 0, 0, 1001, 1))
     finding = only(verify(disk, DATA))
-    assert (finding.weight, finding.field) == (NOTE, "stopped") and "EIO" in finding.what
+    assert (finding.weight, finding.field) == (DAMAGE, "first") and "no segment file" in finding.what
+    mark.settle(Marks(0, 0, 0, 0, 1001, 1, clean=True))
+    assert verify(disk, DATA).findings == []
+    disk.unlink(f"{FOLDER}/{mark_name()}")
+    disk.write_file(f"{FOLDER}/{index_name(0)}", b"")
+    finding = only(verify(disk, DATA))
+    assert (finding.weight, finding.field) == (DAMAGE, "first")
 
 
 def test_a_stopped_log_and_a_strange_name_are_notes(disk: SimulatedDisk) -> None:

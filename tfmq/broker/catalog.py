@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from journal.clock import Clock
 from journal.disk import Disk, write_all
 from journal.errors import Corrupt, Full, JournalError, NewerFormat
-from journal.filenames import join, parse_segment_name, parse_state_name, segment_name
+from journal.filenames import is_trace, join, parse_segment_name, parse_state_name, segment_name
 from journal.fsck.log_verify import Stretch, survey
 from journal.log.checkpoint import REWRITE_SECONDS, MarkFile
 from journal.log.log import Log
@@ -325,10 +325,12 @@ def _require_whole(disk: Disk, folder: str) -> None:
     children = disk.list(folder)
     bases = sorted(base for name in children if (base := parse_segment_name(name, SUFFIX)) is not None)
     states = [offset for name in children if (offset := parse_state_name(name)) is not None]
+    is_damaged = False
     try:
         marks = MarkFile(disk, folder, LOG_ID).read()
     except (Corrupt, IsADirectoryError):
         marks = None  # recovery reports it
+        is_damaged = True
     forced = max([*states, marks.forced if marks is not None else 0])
     first = marks.first if marks is not None else 0
     if any(disk.is_folder(join(folder, segment_name(base, SUFFIX))) for base in bases):
@@ -338,6 +340,12 @@ def _require_whole(disk: Disk, folder: str) -> None:
     if end < forced:
         reason = f"the catalog ends at {end}, and was longer: {forced} bytes; the broker does not start on it"
         raise Corrupt(path if bases else folder, end, forced, reason)
+    had_files = is_damaged or any(map(is_trace, children)) or (marks is not None and not marks.clean)
+    if not bases and had_files:
+        # The first file is created before the mark, so it was there; nothing else has the entries of its last second.
+        raise Corrupt(
+            folder, end, end, "the log of the catalog is missing; the broker does not start without it"
+        )
     for base in bases:
         if base + disk.size(join(folder, segment_name(base, SUFFIX))) > first:
             _require_sound(disk, folder, base, forced)

@@ -41,6 +41,7 @@ from tfmq.broker.catalog import LOG_ID, SUFFIX, read_version, write_version
 from tfmq.broker.catalog_state import CREATE, DELETING, GONE, GROW, ID_SLACK, LEASE, READY, Register, unpack
 from tfmq.data_dir import (
     FOLDER_NAMES,
+    LOSSES,
     LOST,
     MARKS,
     META_NAME,
@@ -293,7 +294,7 @@ def lost_is_damage(report: Report) -> Report:
     """What was in a folder that a start made anew is lost, which is no mere stop."""
     report.findings = [
         replace(each, what=each.what.removeprefix(STOPPED), weight=DAMAGE)
-        if each.what.startswith(STOPPED + LOST)
+        if each.what.startswith(tuple(STOPPED + loss for loss in LOSSES))
         else each
         for each in report.findings
     ]
@@ -390,8 +391,8 @@ class CatalogSurvey:
         forced = max(snapshot.offset, marks.forced if marks is not None else 0)
         self.ordinal = max(snapshot.ordinal, marks.forced_ordinal if marks is not None else 0)
         self.epoch = marks.epoch if marks is not None else 0
-        if not bases and marks is not None and forced == first and snapshot.offset == first:
-            self.end = first  # a rebuilt catalog before its first start
+        if not bases and marks is not None and marks.clean and forced == first and snapshot.offset == first:
+            self.end = first
             return
         if not bases:
             self._fault(self.folder, "the log of the catalog is missing", snapshot.offset)
@@ -615,6 +616,8 @@ def _write(disk: Disk, found: CatalogSurvey) -> None:
     snapshots = Snapshots(disk, folder, LOG_ID)
     snapshots.newest(offset)
     snapshots.write(Snapshot(offset, found.ordinal, time_ms, found.snapshot.sources, found.register.dump()))
+    disk.create(filenames.join(folder, filenames.segment_name(offset, SUFFIX))).close()
+    disk.force_folder(folder)
     marks = Marks(offset, found.ordinal, offset, found.ordinal, time_ms, found.epoch + 1)
     MarkFile(disk, folder, LOG_ID).settle(marks)
     for name in old:
@@ -637,7 +640,12 @@ def logs_of(disk: Disk, data: str) -> list[tuple[str, str]]:
 
 
 def _has_log(disk: Disk, folder: str, suffix: str) -> bool:
-    return _has_segments(disk, folder, suffix) or disk.exists(filenames.join(folder, filenames.mark_name()))
+    if not disk.is_folder(folder):
+        return False
+    names = disk.list(folder)
+    return filenames.mark_name() in names or any(
+        filenames.parse_segment_name(name, suffix) is not None or filenames.is_trace(name) for name in names
+    )
 
 
 def _has_segments(disk: Disk, folder: str, suffix: str) -> bool:

@@ -21,7 +21,7 @@ from tfmq.broker.producer_state import Producers
 from tfmq.broker.reply import Run
 from tfmq.broker.reserve import FullDiskLog
 from tfmq.broker.timers import Timers
-from tfmq.data_dir import LOST
+from tfmq.data_dir import LOSSES
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, UnknownTopic
 
 logger = logging.getLogger("tfmq.broker")
@@ -414,8 +414,8 @@ class Partition:
     def advice(self) -> str:
         """Return what an operator should do about the stop."""
         resume = f"tfmq topic resume {self.name} --partition {self.number}"
-        if (self.log.stopped or "").startswith(LOST):
-            return f"put the folder back with the server stopped, or discard its content: {resume}"
+        if (self.log.stopped or "").startswith(LOSSES):
+            return f"put back what is gone with the server stopped, or give up what it held: {resume}"
         return f"repair the disk, then: {resume}"
 
     def _tell_idle(self) -> None:

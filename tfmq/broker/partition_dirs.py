@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from journal.clock import Clock
 from journal.disk import Disk, File
 from journal.errors import JournalError
-from journal.filenames import join, mark_name, parse_partition_folder, partition_folder
+from journal.filenames import join, mark_name, parse_partition_folder, parse_segment_name, partition_folder
 from journal.log.checkpoint import WrongLog
 from journal.log.log import Log
 from journal.log.segments import LogOptions
@@ -122,9 +122,13 @@ class Folders:
                 self.make_archive(archive)
 
     def _open_own(self, topic: TopicRow, number: int, names: list[str]) -> Opened:
-        """Open a new or incompletely created folder. The checkpoint is always its first file."""
-        if names and mark_name() not in names:
-            raise WrongLog(self.path(topic.name, number), 0, 0, "the folder has files and no marks")
+        """Opens what is new, or was begun before: until it has its marks that has nothing but an empty file."""
+        path = self.path(topic.name, number)
+        begun = all(
+            parse_segment_name(name) is not None and not self._disk.size(join(path, name)) for name in names
+        )
+        if mark_name() not in names and not begun:
+            raise WrongLog(path, 0, 0, "the folder has files and no marks")
         return self.open(topic, number)
 
     def open(self, topic: TopicRow, number: int) -> Opened:

@@ -231,7 +231,11 @@ def line_of(row: dict[str, Any]) -> str:
 @click.option("--records", is_flag=True, help="Verify the checksum of each record too (slower).")
 @offline_options
 def verify_command(path: Path, records: bool, output: Output) -> int:
-    """Verify every block, index and checkpoint; exit code 4 when something is damaged."""
+    """Check every block, index and mark; exit code 4 when something is damaged.
+
+    A row with the weight "note" is no damage: an index, a snapshot, one of two slots or a torn tail, which the next
+    start or a repair settles without a loss. With notes alone the exit code is 0.
+    """
     with in_words(path):
         is_data = is_data_folder(RealDisk(), str(path))
         total = size_of(path if is_data else checked(path))
@@ -253,14 +257,8 @@ def verify_command(path: Path, records: bool, output: Output) -> int:
 
 
 def reports_of(disk: Disk, path: Path, records: bool, moved: Moved) -> Iterator[Report]:
-    """Yield a report for each kind of segment at `path`, one for the transaction journal, one for the
-    buckets.
-    """
-    folders = (
-        [path]
-        if is_segment(path) or any(p.parent == path for p in segments_of(path))
-        else partitions_of(path)
-    )
+    """A report for each kind of segment in what `path` names, one for the transaction journal, one for the buckets."""
+    folders = [path] if is_segment(path) or is_log_folder(path) else partitions_of(path)
     for folder in folders:
         report = lost_is_damage(
             verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved)
@@ -299,6 +297,11 @@ def show(output: Output, reports: list[Report], findings: list[dict[str, Any]]) 
     bad = sum(f["weight"] == "damage" for f in findings)
     places = counted(bad, "damaged place")
     verdict = f"{places}; `tfmq log repair` repairs what can be repaired" if bad else "no damage"
+    notes = len(findings) - bad
+    if notes:
+        verdict += (
+            f", {counted(notes, 'note')}: what the next start or `tfmq log repair` settles without a loss"
+        )
     output.say(f"{counted(segments, 'segment')}, {size}, {counted(records, 'record')}: {verdict}")
 
 
@@ -338,8 +341,8 @@ def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> i
 
 
 def kept_in(path: Path) -> set[Path]:
-    """Return the folders at `path` in which repairs keep the originals."""
-    folders = [path] if any(p.parent == path for p in segments_of(path)) else partitions_of(path)
+    """The folders at `path` in which repairs keep what they replace."""
+    folders = [path] if is_log_folder(path) else partitions_of(path)
     others = (path, path / CATALOG_FOLDER, journal_of(path), delay_of(path))
     return {*folders, *(other for other in others if other is not None and other.is_dir())}
 
@@ -351,7 +354,7 @@ def repair_part(disk: Disk, path: str, *, dry_run: bool) -> DataRepaired:
         data = str(place.parent)
         catalog = repair_catalog(disk, data, dry_run=dry_run)
         return DataRepaired([*catalog, *repair_version(disk, data, dry_run=dry_run)])
-    folders = [place] if any(p.parent == place for p in segments_of(place)) else partitions_of(place)
+    folders = [place] if is_log_folder(place) else partitions_of(place)
     journal, delay = journal_of(place), delay_of(place)
     logs = [each for f in folders for each in repair(disk, str(f), dry_run=dry_run, suffix=suffix_of(f))]
     entries = repair_journal(disk, str(journal), dry_run=dry_run) if journal is not None else []
@@ -795,7 +798,19 @@ def partitions_of(path: Path) -> list[Path]:
         return []
     arrivals = path / DELAY_FOLDER / ARRIVALS_NAME
     folders = [p for p in path.iterdir() if p.is_dir()] + [arrivals] * arrivals.is_dir()
-    return sorted(folder for folder in folders if any(is_segment(s) for s in folder.iterdir()))
+    return sorted(folder for folder in folders if is_log_folder(folder))
+
+
+def is_log_folder(path: Path) -> bool:
+    """Whether `path` is the folder of a partition, of the catalog or of the arrivals, also one that has lost its
+    segments."""
+    if not path.is_dir():
+        return False
+    names = os.listdir(path)
+    return filenames.MARK_NAME in names or any(
+        filenames.parse_segment_name(name, suffix_of(path)) is not None or filenames.is_trace(name)
+        for name in names
+    )
 
 
 def checked(path: Path) -> Path:
@@ -805,7 +820,8 @@ def checked(path: Path) -> Path:
     """
     if not path.exists():
         raise click.ClickException(f"{path} is not there")
-    if not segments_of(path) and journal_of(path) is None and delay_of(path) is None:
+    alone = journal_of(path) is None and delay_of(path) is None
+    if alone and not segments_of(path) and not is_log_folder(path) and not partitions_of(path):
         raise click.ClickException(
             f"{path} is no segment file, no partition's folder, no folder of transactions or of delayed messages"
             " and no data folder"

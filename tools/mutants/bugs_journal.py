@@ -21,6 +21,38 @@ SURVEY: Final = "tests/journal/test_survey.py"
 
 CHECKS: Final = (
     Mutant(
+        "bytes-behind-the-end-of-a-short-file",
+        "a repair mends a file that ends before the place from which the log needs it",
+        "journal/log/segment.py",
+        "        return self.file.pread(max(0, min(size, self.size - position)), position)\n",
+        "        return self.file.pread(min(size, self.size - position), position)\n",
+        [REPAIR],
+    ),
+    Mutant(
+        "a-mark-without-a-file-is-a-new-log",
+        "a log of which every segment file is gone is stopped, also where its mark says nothing of what it held",
+        "journal/log/recovery_rules.py",
+        "lambda f: not f.files and f.clean and f.forced == f.first",
+        "lambda f: not f.files and f.forced == f.first",
+        [RECOVERY],
+    ),
+    Mutant(
+        "a-mark-before-the-first-file",
+        "a crash while a log is made is not taken for damage",
+        "journal/log/recovery.py",
+        "        if segment_set.stopped is not None:\n            self.mark.settle(segment_set.marks())\n        path",
+        "        self.mark.settle(segment_set.marks())\n        path",
+        [RECOVERY],
+    ),
+    Mutant(
+        "verify-passes-a-mark-without-a-file",
+        "`tfmq log verify` names a log of which every segment file is gone",
+        "journal/fsck/log_verify.py",
+        "            elif checkpoint is not None and not (checkpoint.clean and checkpoint.first == checkpoint.forced):\n",
+        "            elif checkpoint is not None and checkpoint.first < checkpoint.forced:\n",
+        ["tests/journal/test_verify.py"],
+    ),
+    Mutant(
         "a-trailer-s-id-is-believed-before-a-checksum",
         "a flipped bit in the log's id of a control record costs no record in a repair",
         "journal/fsck/log_repair.py",

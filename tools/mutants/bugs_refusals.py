@@ -205,8 +205,8 @@ DERIVED: Final = (
         "a-missing-mark-is-left-missing-by-repair",
         "a repair writes a missing mark anew from the segments",
         "journal/fsck/log_repair.py",
-        "    if checkpoint is None and bases and not mark_fault:\n",
-        "    if checkpoint is None and bases and mark_fault:\n",
+        "    if checkpoint is None and (bases or has_traces) and not mark_fault:\n",
+        "    if checkpoint is None and (bases or has_traces) and mark_fault:\n",
         [
             "tests/journal/test_repair.py::test_what_is_made_from_the_segments_is_written_anew_where_it_is_wrong"
         ],
@@ -215,8 +215,8 @@ DERIVED: Final = (
         "a-folder-remade-by-a-start-is-a-mere-stop",
         "a partition whose folder was gone is damage until it is given up",
         "tfmq/broker/data_repair.py",
-        "        if each.what.startswith(STOPPED + LOST)\n",
-        "        if each.what.startswith(LOST)\n",
+        "        if each.what.startswith(tuple(STOPPED + loss for loss in LOSSES))\n",
+        "        if each.what.startswith(LOSSES)\n",
         [
             "tests/broker/test_data_repair.py"
             "::test_a_folder_that_is_gone_as_a_whole_is_damage_and_has_the_advice_of_the_start"
