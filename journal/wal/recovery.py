@@ -412,7 +412,7 @@ class JournalOpening:
         self.files.idle = sum(file.sealed and not file.holds for file in self.files.files)
 
     def _no_file(self, place: int) -> Corrupt:
-        return Corrupt(self._folder, 0, 0, f"the state needs the entry at place {place}, which no file has")
+        return Corrupt(self._folder, 0, 0, f"the state needs the entry at LSN {place}, which no file has")
 
     def _clean_up(self, numbers: list[int], named: list[int]) -> None:
         """Remove what a crash left: obsolete files, an unused last file, and snapshots not in `named`."""

@@ -79,7 +79,7 @@ def test_a_failed_force_is_an_error_to_all_who_waited_and_the_catalog_stops() ->
     (later,) = submitted(broker, 1)
     assert getattr(later, "outcome", later) == "not done"
     assert broker.produce(broker.lease(), 0).code in ("waiting", "ok")
-    assert "force" in str(broker.engine.status_map()["catalog"])
+    assert "fsync failed" in str(broker.engine.status_map()["catalog"])
 
 
 def test_too_many_entries_at_once_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,12 @@ from tfmq.errors import Busy, NotAllowed, StoreFailed
 
 BLOCKS = [(5, 1, 77)]
 
+PARTITIONS = """
+import sys
+from tfmq.client.producer.outbox import LocalStore
+print(LocalStore(sys.argv[1], 9).partitions())
+"""
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
@@ -66,7 +72,7 @@ def test_the_bound_counts_what_an_earlier_process_left_and_what_went(store: Loca
 
 
 def test_another_process_is_refused_until_this_one_is_gone(store: LocalStore) -> None:
-    program = "from tfmq.client import local_store as s; import sys; print(s.LocalStore(sys.argv[1], 9).partitions())"
+    program = PARTITIONS
     keep(store, b"a")
     refused = subprocess.run([sys.executable, "-c", program, store.path], capture_output=True, text=True)
     assert "in use by another producer" in refused.stderr
@@ -203,7 +209,7 @@ def test_a_lock_that_was_removed_keeps_out_nobody_and_is_taken_again(store: Loca
     keep(store, b"a")
     os.unlink(store.path + ".lock")
     keep(store, b"b")
-    program = "from tfmq.client import local_store as s; import sys; print(s.LocalStore(sys.argv[1], 9).partitions())"
+    program = PARTITIONS
     refused = subprocess.run([sys.executable, "-c", program, store.path], capture_output=True, text=True)
     assert "in use by another producer" in refused.stderr
     store.close()

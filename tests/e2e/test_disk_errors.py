@@ -83,7 +83,7 @@ def test_a_failed_force_stops_that_partition_and_no_other(tmp_path: Path, server
     told = tfmq("send", "orders", "x", "--partition", "0", servers=address)
     assert told.code == 1
     assert "tfmq topic resume" in told.sentence
-    assert "orders-0 takes no messages: a force failed" in server.log.read_text()
+    assert "orders-0 takes no messages: an fsync failed" in server.log.read_text()
     for end in (server.stop, server.kill):
         end()
         server.start()

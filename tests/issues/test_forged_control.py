@@ -59,7 +59,7 @@ def test_a_log_refuses_a_batch_with_a_control_record_of_its_own() -> None:
     bench = Bench()
     log = bench.open()
     bench.send(3)
-    with pytest.raises(BadBatch, match="control record"):
+    with pytest.raises(BadBatch, match="block trailer"):
         log.append([forging_batch(log.end_offset, LOG_ID, log.end_offset + 1000)])
     assert log.end_ordinal == 3
     bench.send(1)
@@ -80,7 +80,7 @@ def test_two_batches_of_one_append_make_no_control_record_at_their_seam() -> Non
     log = Bench().open()
     log.check(seam_batch(LOG_ID))
     log.check(seam_batch(LOG_ID), b"something else")
-    with pytest.raises(BadBatch, match="control record"):
+    with pytest.raises(BadBatch, match="block trailer"):
         log.check(seam_batch(LOG_ID), b"xx" + CONTROL_BODY.size.to_bytes(4, "big") + b"abcd")
 
 

@@ -135,7 +135,7 @@ def test_what_is_made_from_the_segments_is_written_anew_where_it_is_wrong(wrong:
     else:
         spoil(disk, mark, int(wrong[-1]) * SLOT_SIZE + 30, b"\xff\xff")
     (repaired,) = repair(disk, FOLDER, dry_run=dry_run)
-    assert repaired.file == (index if "index" in wrong else mark) and "written anew" in repaired.note
+    assert repaired.file == (index if "index" in wrong else mark) and "written again" in repaired.note
     assert (verify(disk, FOLDER).findings == []) == (not dry_run)
     assert all_bytes(disk, paths) == data
     if not dry_run:

@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import resource
-from tfmq.server import memory
+from tfmq.server import server as memory
 if not memory.keep_freed():
     print(0, 0, 0)
     raise SystemExit

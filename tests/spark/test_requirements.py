@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.spark.source import missing, version
+from tfmq.spark.requirements import missing, version
 
 
 def pyspark(folder: Path, line: str) -> Path:

@@ -190,7 +190,9 @@ def test_a_place_where_no_message_begins_is_a_loss_of_another_history(broker: Si
     """A broker that was restored from a backup may have grown beyond what a query had read."""
     every = offsets(reading(broker).rows((whole(broker),)))
     inside = whole(broker)._replace(start=every[3] + 5)
-    with pytest.raises(NotARecord, match=r"no record starts at offset .* restored from a backup, and the messages"):
+    with pytest.raises(
+        NotARecord, match=r"no record starts at offset .* restored from a backup, and the messages"
+    ):
         offsets(reading(broker).rows((inside,)))
     assert offsets(reading(broker, fail=False).rows((inside,))) == every[4:]
 

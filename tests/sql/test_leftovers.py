@@ -33,7 +33,7 @@ def test_each_state_has_its_end(postgres_engine: Engine, tmp_path: Path) -> None
         assert prepared_names(postgres_engine) == [
             "tfmq.sql.elsewhere@another-node",
             f"tfmq.sql.open@{node}",
-            f"tfmq.sql.decision@{node}",
+            f"tfmq.sql.prepared@{node}",
         ]
         assert walk(leftovers.look(producer)) == Looked(finished=0, waiting=2)
         assert [each.state for each in kept[:2]] == ["open", "prepared"]

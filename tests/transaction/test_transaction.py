@@ -45,7 +45,7 @@ def test_packed_locations_are_the_same_on_every_machine() -> None:
     data = packed(locations[:])
     assert data[:8] == bytes(range(1, 9))
     assert list(unpacked(data)()) == list(locations())
-    with pytest.raises(ValueError, match="end inside one"):
+    with pytest.raises(ValueError, match="end inside a location"):
         unpacked(data[:16])
     with pytest.raises(ValueError):
         unpacked(data[:17])

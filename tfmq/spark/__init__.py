@@ -9,7 +9,7 @@ The reference is docs/spark.md. Importing this package does not import PySpark.
 import sys
 from typing import TYPE_CHECKING
 
-from tfmq.spark.source import missing
+from tfmq.spark.requirements import missing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -48,7 +48,8 @@ CHECKS: Final = (
         "verify-passes-a-mark-without-a-file",
         "`tfmq log verify` names a log of which every segment file is gone",
         "journal/fsck/log_verify.py",
-        "            elif checkpoint is not None and not (checkpoint.clean and checkpoint.first == checkpoint.forced):\n",
+        "            elif checkpoint is not None"
+        " and not (checkpoint.clean and checkpoint.first == checkpoint.forced):\n",
         "            elif checkpoint is not None and checkpoint.first < checkpoint.forced:\n",
         ["tests/journal/test_verify.py"],
     ),
