@@ -69,7 +69,7 @@ GONE_NOTE: Final = (
     "what followed in the last second before the server ended, and how much that was, is not known"
 )
 GIVEN_UP_NOTE: Final = "what was in them is given up: the next start takes messages again"
-UNCERTAIN = "ids and flags of the records kept here are as they were found, not proven"
+UNCERTAIN = "ids and flags of the records kept here are as they were found, not verified"
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def _mend_slots(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[Rep
         return []
     if not dry_run:
         file.settle(marks)
-    return [_of_file(file.path, "one of its two slots is not whole", "written anew from the other one")]
+    return [_of_file(file.path, "one of its two slots is not whole", "written again from the other one")]
 
 
 def _mend_index(disk: Disk, segment: Segment, built: Index, dry_run: bool) -> list[Repaired]:
@@ -331,7 +331,7 @@ def _mend_index(disk: Disk, segment: Segment, built: Index, dry_run: bool) -> li
         built.write(disk)
         built.close()
     reason = found.fault or "its entries disagree with the control records"
-    return [_of_file(path, reason, "written anew from the segment")]
+    return [_of_file(path, reason, "written again from the segment")]
 
 
 def _mend_states(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[Repaired]:

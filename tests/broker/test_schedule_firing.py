@@ -427,7 +427,7 @@ def test_a_stopped_partition_holds_only_its_own_and_gets_its_own_when_it_is_resu
     broker.until("2026-11-23T10:30")
     assert hours(broker.times(partition=1)) == ["09:00", "10:00"] and broker.times() == []
     found = broker.schedule("stopped")
-    assert found["state"] == "waiting" and "disk" in found["trouble"]
+    assert found["state"] == "waiting" and "topic resume" in found["trouble"]
     broker.ask(commands.ResumePartition("orders", 0))
     broker.look()
     assert hours(broker.times()) == ["09:00", "10:00"] and broker.schedule("stopped")["state"] == "active"
@@ -480,7 +480,7 @@ def test_what_a_stopped_partition_has_behind_a_restart_does_not_count_as_sent(ru
     """The system dropped the pages whose force failed: the resumption finds nothing there."""
     broker = stopped_with_an_unsure_end(rule)
     found = broker.schedule()
-    assert found["state"] == "waiting" and "disk" in found["trouble"]
+    assert found["state"] == "waiting" and "topic resume" in found["trouble"]
     assert found["next_ms"] == ms("2026-11-23T10:00")
     path = f"{broker.log().folder}/{0:032}.zxQueue"
     broker.disk.damage(path, 0, bytes(broker.disk.size(path)))

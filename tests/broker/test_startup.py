@@ -191,7 +191,7 @@ def test_a_partition_whose_folder_is_gone_is_stopped_not_made_anew_in_silence(
     assert "writes: its folder was gone at a start: its content is lost" in str(answer.failure)
     (told,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert "orders-0 takes no messages: its folder was gone" in told
-    assert "or discard its content: tfmq topic resume orders --partition 0" in told
+    assert "or give up what it held: tfmq topic resume orders --partition 0" in told
 
 
 def test_folders_of_nobody_are_left_alone_and_told_of() -> None:

@@ -49,7 +49,7 @@ def arrivals(tmp_path: Path) -> Path:
 def test_a_person_reads_what_a_note_says(offline: Cli, arrivals: Path) -> None:
     at = partial(time_text, exact=True)
     lines = offline("log", "dump", str(arrivals)).lines
-    assert [line.split("note: ")[1] for line in lines if "note: " in line] == [
+    assert [line.split("arrival: ")[1] for line in lines if "arrival: " in line] == [
         f"arrival of 2 messages for orders, due {at(DUE)} to {at(DUE + 1500)}",
         f"reschedule of 1 message for orders, due {at(DUE + 9000)} instead of 1 message, the first with number 1",
         "cancel of 1 message, the first with number 2",

@@ -125,7 +125,7 @@ def test_what_was_sent_for_later_is_told_with_its_time_and_handle(capsys: pytest
 
 def test_a_time_that_is_over_is_told(cli: Cli, topic: str) -> None:
     ran = cli("send", topic, "x", "--at", "2021-01-01")
-    assert ran.code == 0 and "2021-01-01 00:00:00 " in ran.err and " is over" in ran.err
+    assert ran.code == 0 and "2021-01-01 00:00:00 " in ran.err and " is in the past" in ran.err
     assert "is over" not in cli("send", topic, "x", "--at", "+1h").err
 
 

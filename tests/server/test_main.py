@@ -189,5 +189,5 @@ def test_a_folder_with_other_things_in_it_is_not_taken_for_data(tmp_path: Path) 
         (tmp_path / name).write_text("")
     code, line = refused("--data", str(tmp_path), "--listen", "127.0.0.1:0")
     assert code == 2
-    assert "(todo.txt and 1 more)" in line and "empty one" in line
+    assert "(todo.txt and 1 more)" in line and "empty folder" in line
     assert sorted(os.listdir(tmp_path)) == ["todo.txt", "zebra.txt"]
