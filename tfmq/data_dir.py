@@ -16,7 +16,7 @@ from zlib import crc32
 
 from journal.errors import Corrupt, NewerFormat
 from journal.filenames import LOCK_NAME, mark_name, parse_partition_folder, parse_segment_name
-from journal.log.recovery import FILES_GONE
+from journal.log.recovery_rules import FILES_GONE
 from tfmq.errors import NOT_DONE, ConfigError
 
 META_NAME: Final = "meta"

@@ -27,7 +27,7 @@ from journal.errors import Corrupt, NewerFormat
 from journal.fsck.log_verify import NO_SEGMENT, Stretch, find_log_id, survey
 from journal.log.checkpoint import MarkFile, Marks, read_log_id, read_snapshot, read_snapshot_log_id
 from journal.log.index import Index
-from journal.log.recovery import FILES_GONE
+from journal.log.recovery_rules import FILES_GONE
 from journal.log.segment import SCAN_SIZE, Segment
 from journal.record.block_trailer import (
     CONTROL_SIZE,

@@ -26,6 +26,7 @@ from journal.log.checkpoint import (
 )
 from journal.log.recovery_rules import (
     ALL_MISSING,
+    FILES_GONE,
     Damage,
     FileFound,
     FolderFound,
@@ -60,9 +61,6 @@ OTHER_LOG_SIZE_MAX: Final = 1 << 20
 """Bytes searched for a block trailer of another log."""
 
 FIRST_EPOCH: Final = 1
-
-FILES_GONE: Final = "its record files were gone at a start"
-"""How the reason of a log's stop begins when no segment was there."""
 
 
 class Opening:

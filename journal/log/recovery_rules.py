@@ -21,6 +21,8 @@ Damage = tuple[int, int, str]
 """(first, next, reason): offsets that cannot be read, `first <= x < next`."""
 
 
+FILES_GONE: Final = "its record files were gone at a start"
+"""The start of the stop reason of a log that has lost all its segments."""
 ALL_MISSING: Final = "all segments missing"
 """A label: the first file of a log is made before its mark, so one was there."""
 
