@@ -250,8 +250,10 @@ def test_a_second_signal_ends_at_once_and_what_was_at_work_comes_again(
     assert process.stdout is not None and process.stdout.readline() == "begin 0\n"
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGTERM)
+    while process.poll() is None and time.monotonic() - began < SECONDS / 2:
+        # On a busy machine two signals in a row may be handled as one.
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
     assert process.wait(SECONDS) == 128 + signal.SIGTERM
     assert time.monotonic() - began < SECONDS / 2
     assert lines(process) == [] and saved(server, topic) == 0
