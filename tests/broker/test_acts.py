@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from collections.abc import Callable
 
 import pytest
 
@@ -10,10 +11,12 @@ from tfmq.broker.acts import ACTS
 from tfmq.protocol import commands
 from tfmq.protocol.commands import COMMANDS, Command
 
+Lines = Callable[[], list[str]]
+
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture):  # type: ignore[no-untyped-def]
-    """The acts that were logged since the last look."""
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    """Return the acts that were logged since the last call."""
     caplog.set_level(logging.INFO, "tfmq.broker")
 
     def look() -> list[str]:
@@ -24,7 +27,7 @@ def lines(caplog: pytest.LogCaptureFixture):  # type: ignore[no-untyped-def]
     return look
 
 
-def test_who_made_grew_and_deleted_a_topic_is_in_the_log(lines) -> None:  # type: ignore[no-untyped-def]
+def test_who_made_grew_and_deleted_a_topic_is_in_the_log(lines: Lines) -> None:
     broker, mary = Broker(), Session("mary at 10.0.0.7:5")
     broker.ask(commands.CreateTopic("orders", 2, {}), session=mary)
     broker.ask(commands.CreateTopic("orders", 2, {}), session=mary)
@@ -48,7 +51,7 @@ def test_who_made_grew_and_deleted_a_topic_is_in_the_log(lines) -> None:  # type
     ]
 
 
-def test_schedules_and_groups_too_and_no_payload(lines) -> None:  # type: ignore[no-untyped-def]
+def test_schedules_and_groups_too_and_no_payload(lines: Lines) -> None:
     broker = Broker()
     broker.create()
     broker.produce(broker.lease(), 0)
@@ -73,7 +76,7 @@ def test_schedules_and_groups_too_and_no_payload(lines) -> None:  # type: ignore
     assert "secret" not in "".join(found)
 
 
-def test_a_schedule_for_a_topic_that_is_still_to_be_made_is_not_told_as_refused(lines) -> None:  # type: ignore[no-untyped-def]
+def test_a_schedule_for_a_topic_that_is_still_to_be_made_is_not_told_as_refused(lines: Lines) -> None:
     broker = Broker()
     broker.ask(commands.AddSchedule("nightly", "0 3 * * *", "UTC", "reports"), b"go")
     (line,) = lines()
@@ -87,7 +90,7 @@ def test_a_schedule_for_a_topic_that_is_still_to_be_made_is_not_told_as_refused(
     assert "not done: The topic reports has 1 partition, no number 9" in line
 
 
-def test_what_programs_do_all_day_is_told_only_of_operators(lines) -> None:  # type: ignore[no-untyped-def]
+def test_what_programs_do_all_day_is_told_only_of_operators(lines: Lines) -> None:
     broker, operator = Broker(), Session("mary")
     operator.operator = True
     broker.create()
@@ -104,7 +107,7 @@ def test_what_programs_do_all_day_is_told_only_of_operators(lines) -> None:  # t
     )
 
 
-def test_what_a_peer_sent_forges_no_line_and_fills_no_log(lines) -> None:  # type: ignore[no-untyped-def]
+def test_what_a_peer_sent_forges_no_line_and_fills_no_log(lines: Lines) -> None:
     broker = Broker()
     broker.create()
     lines()

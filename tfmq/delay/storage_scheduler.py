@@ -40,8 +40,10 @@ Told = Callable[[BaseException | None], None]
 
 
 class Keeper:
-    """See the module. `limit()`, `lowest()`: as of `tfmq.delay.arrivals.pending.Ledger`; `moved()`: something more may
-    fire.
+    """Runs the file work of delayed messages, one piece at a time, in a worker.
+
+    `limit()` and `lowest()` are those of `tfmq.delay.arrivals.pending.Ledger`. `moved()` is called after work that may
+    have made more messages ready to fire.
     """
 
     def __init__(

@@ -174,8 +174,7 @@ class ThreadRun:
         """Await in the listeners' event loop."""
         with self._driver.lock:
             if self._loop is None:
-                pass  # MOVED  # created only when a listener returns an awaitable
-
+                # Created only when a listener returns an awaitable: most programs need no loop.
                 self._loop = ListenerLoop()
         return self._loop.run(awaitable)
 
