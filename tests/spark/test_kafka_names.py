@@ -21,7 +21,7 @@ from tfmq.spark.options import ADVICE, OPTIONS, Where, advice, chosen
         ("includeheaders", "no option 'includeHeaders': the column attributes always has the headers"),
         ("kafka.security.protocol", "a broker's client has no settings here but the option timeout"),
         ("kafkaconsumer.cache.capacity", "nothing is kept between micro-batches"),
-        ("fetchoffset.numretries", "no option 'fetchOffset.numRetries': how long a broker is waited for"),
+        ("fetchoffset.numretries", "no option 'fetchOffset.numRetries': how long to wait for a broker"),
     ],
 )
 @pytest.mark.parametrize("where", ["source", "sink"])

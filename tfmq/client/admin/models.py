@@ -11,6 +11,7 @@ STATES: Final = (
     "prepared",
     "committing",
     "applying",
+    "rolling_back",
     "heuristic_committed",
     "heuristic_rolled_back",
 )
